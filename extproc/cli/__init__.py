@@ -1,0 +1,1 @@
+"""Command line: argv to command. Thin."""

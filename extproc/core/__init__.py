@@ -1,0 +1,1 @@
+"""The part that decides: pure, synchronous, time passed in. No I/O, no clock, no logging."""

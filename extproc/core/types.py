@@ -1,0 +1,223 @@
+"""Values that cross layers. Immutable unless a docstring says otherwise.
+
+Units are in the names or the docstrings: tokens, blocks, milliseconds (`_ms`), seconds (`now`, `age_s`).
+`None` always means "not known"; it never means zero.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from extproc.core.namespace import Namespace
+
+TokenIds = array
+"""Token ids of one prompt: `array("I")`, 4 bytes each."""
+
+
+class WorkerId(NamedTuple):
+    """What we schedule: one engine core. `endpoint` is what Envoy dials (`ip:port`)."""
+
+    endpoint: str
+    dp_rank: int = 0
+
+    def __str__(self) -> str:
+        return self.endpoint if self.dp_rank == 0 else f"{self.endpoint}#{self.dp_rank}"
+
+
+class Tier(IntEnum):
+    """Where a KV block resides. Only GPU blocks are free to use; the others must be loaded back."""
+
+    GPU = 0
+    CPU = 1
+    DISK = 2
+
+
+# --- KV events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """Blocks an engine has just made reusable, in chain order.
+
+    `block_hashes` and `parent` are the engine's own handles (int or bytes): opaque to us.
+    `token_ids` holds `len(block_hashes) * block_size` tokens, or is empty when the engine did not say.
+    `extra_keys` has one entry per block (or is None): what, besides tokens, went into the engine's hash.
+    """
+
+    block_hashes: tuple[int | bytes, ...]
+    parent: int | bytes | None
+    token_ids: Sequence[int]
+    block_size: int
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[object, ...] | None, ...] | None = None
+    tier: Tier = Tier.GPU
+    group: int = 0
+    spec_kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """Blocks an engine no longer holds in `tier`. One event per physical copy: count references."""
+
+    block_hashes: tuple[int | bytes, ...]
+    tier: Tier = Tier.GPU
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """The engine's whole prefix cache is gone."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+# --- what an engine's metrics page says ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramTotals:
+    """Sum (seconds) and count of a Prometheus histogram since the engine started."""
+
+    sum_s: float
+    count: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """One engine (one data-parallel rank) at one scrape. None: the page did not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None  # share of KV blocks referenced by running requests, 0..1
+    block_size: int | None = None
+    num_gpu_blocks: int | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    ttft: HistogramTotals | None = None
+    queue_time: HistogramTotals | None = None
+    prefill_time: HistogramTotals | None = None
+    inter_token: HistogramTotals | None = None
+    model_name: str | None = None
+    adapters: tuple[str, ...] = ()
+
+
+# --- requests, candidates, decisions ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RoutingRequest:
+    """One request as the router sees it.
+
+    `prompts` holds one array of token ids per sequence the engine will run (a batch completion has
+    several); it is empty when the request is routed by load only, and then `load_only` says why.
+    `prompt_tokens` is the total over prompts (an estimate when `prompts` is empty).
+    `subset`: endpoints the gateway restricts us to; None = all.
+    """
+
+    request_id: str
+    model: str
+    pool: str
+    namespace: Namespace
+    prompts: tuple[TokenIds, ...] = ()  # type: ignore[type-arg]  # array is generic only for checkers
+    prompt_tokens: int = 0
+    load_only: str | None = None
+    max_output_tokens: int | None = None
+    sequences: int = 1
+    stream: bool = False
+    subset: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostBreakdown:
+    """Predicted cost of one request on one worker, in milliseconds, by cause."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    kv_risk_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """What candidates are ordered by."""
+        return self.queue_ms + self.prefill_ms + self.decode_ms + self.kv_risk_ms
+
+    @property
+    def ttft_ms(self) -> float:
+        """Predicted time to first token."""
+        return self.queue_ms + self.prefill_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker as it looked when the decision was made."""
+
+    worker: WorkerId
+    cached_tokens: int  # predicted prefix hit, GPU tier, summed over prompts
+    offloaded_tokens: int  # predicted to be loadable from a slower tier, beyond `cached_tokens`
+    uncovered_tokens: int  # prefill left to compute
+    cost: CostBreakdown
+    active: int  # our own unfinished requests there
+    queued_prefill_tokens: float  # our own admitted prefill not yet computed
+    metrics_age_s: float | None
+
+
+class Reason(str, Enum):
+    """Why the chosen worker was chosen. Used in the log, in spans and in metrics."""
+
+    WARM_EXACT = "warm-exact"
+    WARM_PARTIAL = "warm-partial"
+    COLD_IDLE = "cold-idle"
+    COLD_BUSY = "cold-busy"
+    LOAD_ONLY = "load-only"
+    ROUND_ROBIN = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer, with everything needed to explain it. `candidates` is in order of preference."""
+
+    lease_id: str
+    request: RoutingRequest
+    candidates: tuple[Candidate, ...]
+    reason: Reason
+    policy: str
+    decided_at: float
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate the request was sent to."""
+        return self.candidates[0]
+
+
+class Outcome(str, Enum):
+    """How a request ended, as far as its worker is concerned."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"  # the client left
+    FAILED = "failed"  # the worker failed after accepting it
+    REJECTED = "rejected"  # never reached a worker
+    LOST = "lost"  # no signal ever came; released by the safety net
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of a request. None: not reported."""
+
+    outcome: Outcome
+    served_by: str | None = None  # endpoint that really served it
+    status: int | None = None
+    attempts: int | None = None
+    first_body_ms: float | None = None  # request received -> first response body byte
+    upstream_first_body_ms: float | None = None  # request sent upstream -> first response body byte
+    duration_ms: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    details: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Request to token ids, identical to the engine's: chat template, tokenizer, encoder."""

@@ -1,0 +1,1 @@
+"""A modelled vLLM engine, driven by a time that is passed in."""
