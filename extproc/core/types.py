@@ -221,3 +221,26 @@ class Completion:
     output_tokens: int | None = None
     details: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- membership -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One engine server as discovery describes it. It hosts `dp_size` workers (data-parallel ranks).
+
+    `kv_events` and `kv_replay` are ZMQ endpoints for rank 0; rank r uses port + r. With `kv_bind` the
+    engine connects to us: `kv_events` is then an address of ours.
+    """
+
+    endpoint: str
+    pool: str = "default"
+    dp_size: int = 1
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    kv_bind: bool = False
+
+    def workers(self) -> tuple[WorkerId, ...]:
+        """The workers this member hosts, by rank."""
+        return tuple(WorkerId(self.endpoint, rank) for rank in range(self.dp_size))
