@@ -161,6 +161,7 @@ class Candidate:
     cached_tokens: int  # predicted prefix hit, GPU tier, summed over prompts
     offloaded_tokens: int  # predicted to be loadable from a slower tier, beyond `cached_tokens`
     uncovered_tokens: int  # prefill left to compute
+    block_size: int | None  # tokens; None: not known, so no prefix can be claimed
     cost: CostBreakdown
     active: int  # our own unfinished requests there
     queued_prefill_tokens: float  # our own admitted prefill not yet computed

@@ -1,0 +1,103 @@
+"""What we learn while running: prefill rates per worker, and output lengths.
+
+Estimates are medians over a bounded window of recent samples: robust to outliers, forgetting by
+themselves, and a configured prior until there are enough samples.
+"""
+
+from collections import deque
+from statistics import median
+
+from extproc.core.types import WorkerId
+
+_WINDOW = 31
+_ENOUGH = 5
+_OWN_RATE_DEVIATION = 0.2
+
+
+class Window:
+    """The median of the last `size` samples; the prior until `enough` of them were seen."""
+
+    __slots__ = ("_cached", "_enough", "_prior", "_samples")
+
+    def __init__(self, prior: float, size: int = _WINDOW, enough: int = _ENOUGH) -> None:
+        self._samples: deque[float] = deque(maxlen=size)
+        self._prior = prior
+        self._enough = enough
+        self._cached: float | None = None
+
+    def add(self, sample: float) -> None:
+        """Record a sample."""
+        self._samples.append(sample)
+        self._cached = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether `value` comes from samples."""
+        return len(self._samples) >= self._enough
+
+    @property
+    def value(self) -> float:
+        """The estimate."""
+        if not self.learned:
+            return self._prior
+        if self._cached is None:
+            self._cached = float(median(self._samples))
+        return self._cached
+
+
+class PrefillRates:
+    """Prefill rate of each worker, tokens per second.
+
+    A worker's own median is used only where it clearly differs (more than 20 %) from the pool's: noise
+    between equal workers must not make one of them look faster for ever.
+    """
+
+    def __init__(self, prior_tokens_per_s: float) -> None:
+        self._prior = prior_tokens_per_s
+        self._pool = Window(prior_tokens_per_s, size=4 * _WINDOW)
+        self._workers: dict[WorkerId, Window] = {}
+
+    def observe(self, worker: WorkerId, tokens: int, elapsed_ms: float) -> None:
+        """`tokens` were prefilled in `elapsed_ms` with nothing queued ahead of them."""
+        if tokens <= 0 or elapsed_ms <= 0.0:
+            return
+        rate = tokens * 1000.0 / elapsed_ms
+        self._pool.add(rate)
+        self._workers.setdefault(worker, Window(self._prior)).add(rate)
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone."""
+        self._workers.pop(worker, None)
+
+    def tokens_per_s(self, worker: WorkerId) -> float:
+        """The rate to predict with."""
+        pool = self._pool.value
+        own = self._workers.get(worker)
+        if own is None or not own.learned:
+            return pool
+        return own.value if abs(own.value - pool) > _OWN_RATE_DEVIATION * pool else pool
+
+
+class OutputLengths:
+    """Median number of generated tokens per model."""
+
+    _MAX_MODELS = 1024
+
+    def __init__(self, prior_tokens: float) -> None:
+        self._prior = prior_tokens
+        self._models: dict[str, Window] = {}
+
+    def observe(self, model: str, tokens: int) -> None:
+        """A request for `model` ended by itself after `tokens` generated tokens."""
+        window = self._models.get(model)
+        if window is None:
+            if len(self._models) >= self._MAX_MODELS:
+                self._models.pop(next(iter(self._models)))
+            window = self._models[model] = Window(self._prior)
+        window.add(tokens)
+
+    def expected(self, model: str, limit: int | None) -> float:
+        """Tokens a request for `model` will generate, at most `limit`."""
+        window = self._models.get(model)
+        value = self._prior if window is None else window.value
+        return value if limit is None else min(value, float(limit))

@@ -1,0 +1,40 @@
+"""What a policy is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from random import Random
+from typing import ClassVar
+
+from extproc.core.cost import CostSettings
+from extproc.core.types import Candidate, Reason, RoutingRequest
+
+
+class Policy(ABC):
+    """Orders candidates. Pure apart from its own small state; it never changes load or index.
+
+    A policy's docstring states its formula, inputs and defaults.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, settings: CostSettings) -> None:
+        self._settings = settings
+
+    @abstractmethod
+    def order(
+        self, request: RoutingRequest, candidates: Sequence[Candidate], rng: Random
+    ) -> tuple[list[Candidate], Reason]:
+        """The candidates in order of preference (at least one goes in), and why the first is first."""
+
+
+def warmth(request: RoutingRequest, chosen: Candidate) -> Reason:
+    """The reason that describes what `chosen` offers this request."""
+    if not request.prompts:
+        return Reason.LOAD_ONLY
+    if chosen.cached_tokens > 0:
+        # What is left is less than a block per sequence when the whole reusable prefix is there.
+        full = chosen.block_size is not None and (
+            chosen.uncovered_tokens <= chosen.block_size * len(request.prompts)
+        )
+        return Reason.WARM_EXACT if full else Reason.WARM_PARTIAL
+    return Reason.COLD_IDLE if chosen.active == 0 else Reason.COLD_BUSY

@@ -1,0 +1,139 @@
+"""Who is there, and what each worker last said about itself, with its age.
+
+A worker is **ready** unless something said otherwise: `failure_limit` scrapes in a row failed, or the
+proxy could not connect to it since the last good scrape. One failed scrape proves nothing. A worker that
+leaves and comes back gets a new generation, so nothing that belonged to the old one touches the new.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from extproc.core.types import EngineMetrics, Member, WorkerId
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker. Mutable; owned by the table."""
+
+    id: WorkerId
+    member: Member
+    generation: int
+    joined_at: float
+    metrics: EngineMetrics | None = None
+    metrics_at: float | None = None
+    scrape_failures: int = 0
+    unreachable_since: float | None = None
+    kv_trusted: bool = False
+    kv_cause: str = "no KV events yet"
+
+    def metrics_age_s(self, now: float) -> float | None:
+        """Seconds since the last good scrape; None before the first."""
+        return None if self.metrics_at is None else max(0.0, now - self.metrics_at)
+
+    def fresh_metrics(self, now: float, stale_after_s: float) -> EngineMetrics | None:
+        """The engine's own figures, or None when they are missing or too old to mean anything."""
+        if self.metrics_at is None or now - self.metrics_at > stale_after_s:
+            return None
+        return self.metrics
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """What an update did."""
+
+    added: tuple[WorkerId, ...] = ()
+    removed: tuple[WorkerId, ...] = ()
+
+
+@dataclass(slots=True)
+class WorkerTable:
+    """All workers of all pools.
+
+    Args:
+        failure_limit: scrapes in a row that must fail before a worker is not ready.
+        unreachable_s: seconds after which a failed connection is forgiven although no scrape succeeded
+            (for fleets whose metrics cannot be reached).
+    """
+
+    failure_limit: int = 3
+    unreachable_s: float = 10.0
+    _workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
+    _by_endpoint: dict[str, list[WorkerState]] = field(default_factory=dict)
+    _generation: int = 0
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker: WorkerId) -> WorkerState | None:
+        """The state of a worker, if it is a member."""
+        return self._workers.get(worker)
+
+    def all(self) -> tuple[WorkerState, ...]:
+        """Every worker, in the order they joined."""
+        return tuple(self._workers.values())
+
+    def at(self, endpoint: str) -> tuple[WorkerState, ...]:
+        """The workers behind one endpoint."""
+        return tuple(self._by_endpoint.get(endpoint, ()))
+
+    def update(self, members: Iterable[Member], now: float) -> MembershipChange:
+        """Make `members` the whole membership. Workers that stay keep their state."""
+        wanted: dict[WorkerId, Member] = {}
+        for member in members:
+            for worker in member.workers():
+                wanted.setdefault(worker, member)
+        removed = tuple(worker for worker in self._workers if worker not in wanted)
+        for worker in removed:
+            del self._workers[worker]
+        added = []
+        for worker, member in wanted.items():
+            state = self._workers.get(worker)
+            if state is not None:
+                state.member = member
+                continue
+            self._generation += 1
+            self._workers[worker] = WorkerState(worker, member, self._generation, now)
+            added.append(worker)
+        self._by_endpoint = {}
+        for state in self._workers.values():
+            self._by_endpoint.setdefault(state.id.endpoint, []).append(state)
+        return MembershipChange(tuple(added), removed)
+
+    def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> None:
+        """A scrape of `endpoint` succeeded."""
+        for state in self._by_endpoint.get(endpoint, ()):
+            state.scrape_failures = 0
+            state.unreachable_since = None
+            metrics = by_rank.get(state.id.dp_rank)
+            if metrics is not None:
+                state.metrics = metrics
+                state.metrics_at = now
+
+    def on_scrape_failure(self, endpoint: str) -> bool:
+        """A scrape of `endpoint` failed. True when this one made it not ready."""
+        states = self._by_endpoint.get(endpoint, ())
+        for state in states:
+            state.scrape_failures += 1
+        return bool(states) and states[0].scrape_failures == self.failure_limit
+
+    def on_connect_failure(self, endpoint: str, now: float) -> None:
+        """The proxy could not reach `endpoint`: keep away until a scrape succeeds."""
+        for state in self._by_endpoint.get(endpoint, ()):
+            state.unreachable_since = now
+
+    def is_ready(self, state: WorkerState, now: float) -> bool:
+        """Whether requests may go there."""
+        if state.scrape_failures >= self.failure_limit:
+            return False
+        since = state.unreachable_since
+        return since is None or now - since >= self.unreachable_s
+
+    def ready(self, pool: str, subset: frozenset[str] | None, now: float) -> list[WorkerState]:
+        """Ready workers of `pool`, restricted to the endpoints in `subset` unless it is None."""
+        return [
+            state
+            for state in self._workers.values()
+            if state.member.pool == pool
+            and (subset is None or state.id.endpoint in subset)
+            and self.is_ready(state, now)
+        ]
