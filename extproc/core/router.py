@@ -1,0 +1,399 @@
+"""The façade: everything that decides, behind synchronous calls that are given the time.
+
+`schedule` matches, prices, orders, chooses *and* books in one step, so a burst of equal requests sees
+each other: the second already pays for the first. The same object runs in the live server, on a virtual
+clock, and over a recording.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.errors import NoEndpointError
+from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.hashing import prompt_chain
+from extproc.core.kv_index import KvIndex
+from extproc.core.load_ledger import Lease, LoadLedger
+from extproc.core.policies.base import Policy
+from extproc.core.reconcile import Reconciler
+from extproc.core.types import (
+    Candidate,
+    Completion,
+    Decision,
+    EngineMetrics,
+    KvEvent,
+    Member,
+    Outcome,
+    RoutingRequest,
+    WorkerId,
+)
+from extproc.core.worker_table import MembershipChange, WorkerState, WorkerTable
+
+_LEARN_MIN_TOKENS = 256
+_LEARN_MAX_QUEUE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """How the router behaves.
+
+    Attributes:
+        stale_after_s: engine metrics older than this are not used.
+        lease_expiry_s: a lease with no sign of life for this long is released as lost.
+        stream_grace_s: how long after its ext_proc stream ended a lease waits for its access log entry,
+            when no access log stream is open.
+        failure_limit: scrapes in a row that must fail before a worker is not ready.
+        unreachable_s: how long a failed connection keeps a worker out when no scrape clears it.
+        default_block_size: block size of a worker that has not told its own; None = claim no prefix.
+    """
+
+    stale_after_s: float = 5.0
+    lease_expiry_s: float = 1800.0
+    stream_grace_s: float = 5.0
+    failure_limit: int = 3
+    unreachable_s: float = 10.0
+    default_block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A lease that has ended, and how: what the decision log and the audit are made from."""
+
+    lease: Lease
+    completion: Completion
+    released_at: float
+
+    @property
+    def predicted_cached_tokens(self) -> int | None:
+        """The prediction for the worker that served it; None when there was none to make."""
+        decision = self.lease.decision
+        if not decision.request.prompts:
+            return None
+        served = self.completion.served_by
+        if served is None:
+            return decision.chosen.cached_tokens
+        return next((c.cached_tokens for c in decision.candidates if c.worker.endpoint == served), None)
+
+    @property
+    def prediction_was_exact(self) -> bool | None:
+        """Whether the engine cached exactly what was predicted; None when it cannot be compared."""
+        predicted, actual = self.predicted_cached_tokens, self.completion.cached_tokens
+        if predicted is None or actual is None or self.lease.sequences != 1:
+            return None
+        return predicted == actual
+
+
+class Router:
+    """Decides where requests go. Not thread-safe: one event loop owns it.
+
+    Args:
+        policy: orders the candidates.
+        rng: the only randomness, for ties.
+        new_lease_id: makes ids of leases; they must be unguessable where clients are not trusted.
+        revisions: (model revision, tokenizer revision) of each pool, which seed its hash chains.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rng: Random,
+        *,
+        new_lease_id: Callable[[], str],
+        revisions: Mapping[str, tuple[str, str]],
+        costs: CostSettings | None = None,
+        settings: RouterSettings | None = None,
+    ) -> None:
+        self.settings = settings or RouterSettings()
+        self.costs = costs or CostSettings()
+        self._policy = policy
+        self._rng = rng
+        self._new_lease_id = new_lease_id
+        self._revisions = dict(revisions)
+        self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
+        self.ledger = LoadLedger()
+        self.index = KvIndex()
+        self.rates = PrefillRates(self.costs.prefill_tokens_per_s)
+        self.outputs = OutputLengths(self.costs.expected_output_tokens)
+        self._reconciler = Reconciler(self.ledger)
+        self._access_log_open = False
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def schedule(self, request: RoutingRequest, now: float) -> Decision:
+        """Choose a worker for `request` and take a lease on it.
+
+        Raises:
+            NoEndpointError: no ready worker may serve it.
+        """
+        states = self.table.ready(request.pool, request.subset, now)
+        if not states:
+            raise NoEndpointError(self._why_nothing_is_ready(request))
+        chains: dict[int, tuple[tuple[int, ...], ...]] = {}
+        hits = self._match(request, states, chains)
+        expected = self.outputs.expected(request.model, request.max_output_tokens)
+        foreign = self._foreign_waiting(states, now)
+        candidates = [
+            self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
+            for state in states
+        ]
+        ordered, reason = self._policy.order(request, candidates, self._rng)
+        decision = Decision(
+            self._new_lease_id(), request, tuple(ordered), reason, self._policy.name, decided_at=now
+        )
+        chosen = ordered[0]
+        state = self.table.get(chosen.worker)
+        if state is None:
+            raise NoEndpointError(f"the policy {self._policy.name} chose {chosen.worker}, not a member")
+        reserved = chains.get(chosen.block_size, ()) if chosen.block_size is not None else ()
+        for hashes in reserved:
+            self.index.reserve(chosen.worker, hashes)
+        self.ledger.admit(decision, state.generation, reserved, now, now + self.settings.lease_expiry_s)
+        return decision
+
+    def on_first_token(self, lease_id: str, now: float) -> None:
+        """The first token of this request has been produced."""
+        lease = self.ledger.first_token(lease_id, now)
+        if lease is not None:
+            lease.expires_at = now + self.settings.lease_expiry_s
+
+    def on_progress(self, lease_id: str, tokens: int, now: float) -> None:
+        """`tokens` more were generated: the request is alive."""
+        self.ledger.progress(lease_id, tokens)
+        lease = self.ledger.get(lease_id)
+        if lease is not None:
+            lease.expires_at = now + self.settings.lease_expiry_s
+
+    def on_stream_ended(self, lease_id: str, now: float) -> None:
+        """The ext_proc stream of this request ended.
+
+        On some Envoy versions that is the end of the request, on others only the end of its headers; so
+        it starts a grace period when no access log could tell, and marks the lease as the first to go
+        when the engine's own counts show that something was lost.
+        """
+        lease = self.ledger.get(lease_id)
+        if lease is not None and lease.stream_ended_at is None:
+            lease.stream_ended_at = now
+            if not self._access_log_open:
+                lease.expires_at = min(lease.expires_at, now + self.settings.stream_grace_s)
+
+    def on_access_log(self, *, is_open: bool) -> None:
+        """Whether any access log stream is open."""
+        self._access_log_open = is_open
+
+    def release(self, lease_id: str, completion: Completion, now: float) -> Released | None:
+        """End a request: give back its load and learn from it. None when it had ended before."""
+        lease = self.ledger.release(lease_id, now)
+        if lease is None:
+            return None
+        self._unreserve(lease)
+        if completion.outcome is Outcome.FAILED and completion.served_by is not None:
+            self.table.on_connect_failure(completion.served_by, now)
+        released = Released(lease, completion, now)
+        self._learn(released)
+        return released
+
+    # --- signals -----------------------------------------------------------------------------------
+
+    def on_membership(self, members: Iterable[Member], now: float) -> tuple[MembershipChange, list[Released]]:
+        """`members` is the whole membership now. Leases of workers that left are released."""
+        change = self.table.update(members, now)
+        released = []
+        for worker in change.removed:
+            gone = Completion(Outcome.LOST, details="worker left")
+            for lease in self.ledger.drop_worker(worker):
+                released.append(Released(lease, gone, now))
+            self.index.remove_worker(worker)
+            self.rates.forget(worker)
+            self._reconciler.forget(worker)
+        for worker in change.added:
+            state = self.table.get(worker)
+            if state is not None:
+                revisions = self._revisions.get(state.member.pool, ("", ""))
+                self.index.add_worker(worker, *revisions)
+        return change, released
+
+    def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
+        """An engine told what it stored and removed."""
+        for event in events:
+            self.index.apply(worker, event)
+
+    def on_kv_reset(self, worker: WorkerId) -> None:
+        """What the worker held is no longer known."""
+        self.index.clear(worker)
+
+    def on_kv_trust(self, worker: WorkerId, cause: str, *, trusted: bool) -> None:
+        """Whether every event of the worker has been seen."""
+        state = self.table.get(worker)
+        if state is not None:
+            state.kv_trusted = trusted
+            state.kv_cause = cause
+
+    def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> list[Released]:
+        """A scrape succeeded. Returns leases that the engine's counts prove lost."""
+        self.table.on_metrics(endpoint, by_rank, now)
+        lost = []
+        for rank, metrics in by_rank.items():
+            lost += [
+                lease_id
+                for lease_id in self._reconciler.check(WorkerId(endpoint, rank), metrics, now)
+            ]
+        return self._release_lost(lost, "the engine no longer has it", now)
+
+    def on_scrape_failure(self, endpoint: str) -> bool:
+        """A scrape failed. True when the worker stopped being ready because of it."""
+        return self.table.on_scrape_failure(endpoint)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do at the earliest."""
+        return min((lease.expires_at for lease in self.ledger), default=None)
+
+    def tick(self, now: float) -> list[Released]:
+        """Release leases whose time is up."""
+        expired = [lease.id for lease in self.ledger if lease.expires_at <= now]
+        return self._release_lost(expired, "no access log entry came", now)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _release_lost(self, lease_ids: Iterable[str], why: str, now: float) -> list[Released]:
+        completion = Completion(Outcome.LOST, details=why)
+        released = (self.release(lease_id, completion, now) for lease_id in lease_ids)
+        return [r for r in released if r is not None]
+
+    def _unreserve(self, lease: Lease) -> None:
+        for hashes in lease.reserved:
+            self.index.unreserve(lease.worker, hashes)
+
+    def block_size(self, state: WorkerState) -> int | None:
+        """Tokens per KV block: what events say, else metrics, else the configured default."""
+        learned = self.index.block_size(state.id)
+        if learned is None and state.metrics is not None:
+            learned = state.metrics.block_size
+        return learned or self.settings.default_block_size
+
+    def _match(
+        self,
+        request: RoutingRequest,
+        states: Sequence[WorkerState],
+        chains: dict[int, tuple[tuple[int, ...], ...]],
+    ) -> dict[WorkerId, tuple[int, int]]:
+        """(cached, offloaded) tokens for each worker that holds a prefix; fills `chains` by block size."""
+        hits: dict[WorkerId, tuple[int, int]] = {}
+        if not request.prompts:
+            return hits
+        sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
+        for size in sorted(set(sizes.values())):
+            seed = request.namespace.seed
+            chains[size] = tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
+            for hashes in chains[size]:
+                for match in self.index.match(hashes):
+                    if sizes.get(match.worker) == size:
+                        cached, offloaded = hits.get(match.worker, (0, 0))
+                        hits[match.worker] = (
+                            cached + match.blocks * size,
+                            offloaded + match.offloaded * size,
+                        )
+        return hits
+
+    def _foreign_waiting(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, float]:
+        """Requests waiting at each worker that are not ours.
+
+        A worker that has not told lately is taken to be as bad as the worst that has: silence is not
+        idleness.
+        """
+        known: dict[WorkerId, float] = {}
+        for state in states:
+            metrics = state.fresh_metrics(now, self.settings.stale_after_s)
+            if metrics is not None and metrics.waiting is not None:
+                ours = self.ledger.load(state.id, now).sequences
+                total = metrics.waiting + (metrics.running or 0)
+                known[state.id] = float(max(0, min(metrics.waiting, total - ours)))
+        worst = max(known.values(), default=0.0)
+        return {state.id: known.get(state.id, worst) for state in states}
+
+    def _candidate(
+        self,
+        request: RoutingRequest,
+        state: WorkerState,
+        hit: tuple[int, int],
+        expected_output: float,
+        foreign_waiting: float,
+        now: float,
+    ) -> Candidate:
+        load = self.ledger.load(state.id, now)
+        metrics = state.fresh_metrics(now, self.settings.stale_after_s)
+        cached, offloaded = hit
+        uncovered = max(0, request.prompt_tokens - cached - offloaded)
+        block_size = self.block_size(state)
+        capacity = None
+        if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
+            capacity = metrics.num_gpu_blocks * block_size
+        running = load.sequences
+        if metrics is not None and metrics.running is not None:
+            running = max(running, metrics.running)
+        cost = price(
+            RequestFacts(request.prompt_tokens, uncovered, offloaded, expected_output, request.sequences),
+            WorkerFacts(
+                prefill_tokens_per_s=self.rates.tokens_per_s(state.id),
+                queued_prefill_ms=load.queued_prefill_ms,
+                foreign_waiting=foreign_waiting,
+                sequences=running,
+                context_tokens=load.context_tokens,
+                capacity_tokens=capacity,
+            ),
+            self.costs,
+        )
+        return Candidate(
+            worker=state.id,
+            cached_tokens=cached,
+            offloaded_tokens=offloaded,
+            uncovered_tokens=uncovered,
+            block_size=block_size,
+            cost=cost,
+            active=load.active,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            metrics_age_s=state.metrics_age_s(now),
+        )
+
+    def _learn(self, released: Released) -> None:
+        lease, completion = released.lease, released.completion
+        if completion.outcome is not Outcome.FINISHED:
+            return
+        decision = lease.decision
+        if completion.output_tokens is not None and lease.sequences == 1:
+            self.outputs.observe(decision.request.model, completion.output_tokens)
+        chosen, first_body_ms = decision.chosen, completion.upstream_first_body_ms
+        if first_body_ms is None or not decision.request.stream or lease.sequences != 1:
+            return
+        if completion.served_by not in (None, chosen.worker.endpoint):
+            return
+        computed = chosen.uncovered_tokens
+        if completion.cached_tokens is not None:
+            computed = decision.request.prompt_tokens - completion.cached_tokens
+        alone = chosen.cost.queue_ms <= _LEARN_MAX_QUEUE_SHARE * chosen.cost.prefill_ms
+        if computed >= _LEARN_MIN_TOKENS and alone:
+            self.rates.observe(chosen.worker, computed, first_body_ms)
+
+    def _why_nothing_is_ready(self, request: RoutingRequest) -> str:
+        members = [s for s in self.table.all() if s.member.pool == request.pool]
+        if not members:
+            return f"pool {request.pool!r} has no workers; check its discovery settings"
+        if request.subset is not None and not any(s.id.endpoint in request.subset for s in members):
+            return "none of the endpoints the gateway allows is a member of the pool"
+        return f"none of the {len(members)} workers of pool {request.pool!r} is ready"
+
+    def with_policy(self, policy: Policy) -> None:
+        """Order candidates by another policy from now on."""
+        self._policy = policy
+
+
+def fallbacks(decision: Decision, limit: int) -> tuple[str, ...]:
+    """Endpoints in order of preference, each once, at most `limit`."""
+    return tuple(dict.fromkeys(c.worker.endpoint for c in decision.candidates))[:limit]
+
+
+def rerouted(decision: Decision, endpoint: str) -> Decision:
+    """`decision` with the candidate at `endpoint` first; unchanged when it is not a candidate."""
+    ahead = [c for c in decision.candidates if c.worker.endpoint == endpoint]
+    rest = [c for c in decision.candidates if c.worker.endpoint != endpoint]
+    return replace(decision, candidates=(*ahead, *rest)) if ahead else decision
