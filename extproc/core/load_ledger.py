@@ -1,4 +1,4 @@
-"""Leases: what we have sent to each worker and is not known to have ended.
+r"""Leases: what we have sent to each worker and is not known to have ended.
 
 Theory of operation
 -------------------

@@ -6,7 +6,7 @@ clock, and over a recording.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
@@ -187,8 +187,8 @@ class Router:
         if lease is None:
             return None
         self._unreserve(lease)
-        if completion.outcome is Outcome.FAILED and completion.served_by is not None:
-            self.table.on_connect_failure(completion.served_by, now)
+        for endpoint in _suspects(lease, completion):
+            self.table.on_connect_failure(endpoint, now)
         released = Released(lease, completion, now)
         self._learn(released)
         return released
@@ -198,11 +198,10 @@ class Router:
     def on_membership(self, members: Iterable[Member], now: float) -> tuple[MembershipChange, list[Released]]:
         """`members` is the whole membership now. Leases of workers that left are released."""
         change = self.table.update(members, now)
-        released = []
+        released: list[Released] = []
         for worker in change.removed:
             gone = Completion(Outcome.LOST, details="worker left")
-            for lease in self.ledger.drop_worker(worker):
-                released.append(Released(lease, gone, now))
+            released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
             self.index.remove_worker(worker)
             self.rates.forget(worker)
             self._reconciler.forget(worker)
@@ -232,12 +231,9 @@ class Router:
     def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> list[Released]:
         """A scrape succeeded. Returns leases that the engine's counts prove lost."""
         self.table.on_metrics(endpoint, by_rank, now)
-        lost = []
+        lost: list[str] = []
         for rank, metrics in by_rank.items():
-            lost += [
-                lease_id
-                for lease_id in self._reconciler.check(WorkerId(endpoint, rank), metrics, now)
-            ]
+            lost += self._reconciler.check(WorkerId(endpoint, rank), metrics, now)
         return self._release_lost(lost, "the engine no longer has it", now)
 
     def on_scrape_failure(self, endpoint: str) -> bool:
@@ -387,13 +383,16 @@ class Router:
         self._policy = policy
 
 
+def _suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
+    """Endpoints this request failed at."""
+    chosen, served = lease.worker.endpoint, completion.served_by
+    if completion.outcome is Outcome.FAILED:
+        return (served or chosen,)
+    # A retry took the request elsewhere: the first choice refused it or died under it.
+    retried = (completion.attempts or 1) > 1
+    return (chosen,) if retried and served is not None and served != chosen else ()
+
+
 def fallbacks(decision: Decision, limit: int) -> tuple[str, ...]:
     """Endpoints in order of preference, each once, at most `limit`."""
     return tuple(dict.fromkeys(c.worker.endpoint for c in decision.candidates))[:limit]
-
-
-def rerouted(decision: Decision, endpoint: str) -> Decision:
-    """`decision` with the candidate at `endpoint` first; unchanged when it is not a candidate."""
-    ahead = [c for c in decision.candidates if c.worker.endpoint == endpoint]
-    rest = [c for c in decision.candidates if c.worker.endpoint != endpoint]
-    return replace(decision, candidates=(*ahead, *rest)) if ahead else decision

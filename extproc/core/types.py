@@ -7,7 +7,7 @@ Units are in the names or the docstrings: tokens, blocks, milliseconds (`_ms`), 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from extproc.core.namespace import Namespace
@@ -168,7 +168,7 @@ class Candidate:
     metrics_age_s: float | None
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why the chosen worker was chosen. Used in the log, in spans and in metrics."""
 
     WARM_EXACT = "warm-exact"
@@ -196,7 +196,7 @@ class Decision:
         return self.candidates[0]
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How a request ended, as far as its worker is concerned."""
 
     FINISHED = "finished"

@@ -111,10 +111,10 @@ class WorkerTable:
 
     def on_scrape_failure(self, endpoint: str) -> bool:
         """A scrape of `endpoint` failed. True when this one made it not ready."""
-        states = self._by_endpoint.get(endpoint, ())
+        states = self.at(endpoint)
         for state in states:
             state.scrape_failures += 1
-        return bool(states) and states[0].scrape_failures == self.failure_limit
+        return any(state.scrape_failures == self.failure_limit for state in states)
 
     def on_connect_failure(self, endpoint: str, now: float) -> None:
         """The proxy could not reach `endpoint`: keep away until a scrape succeeds."""

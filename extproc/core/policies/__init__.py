@@ -5,8 +5,6 @@ from extproc.core.policies.least_load import LeastLoad
 from extproc.core.policies.round_robin import RoundRobin
 from extproc.core.policies.token_load import TokenLoad
 
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (TokenLoad, LeastLoad, RoundRobin)
-}
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (TokenLoad, LeastLoad, RoundRobin)}
 
 __all__ = ["POLICIES", "LeastLoad", "Policy", "RoundRobin", "TokenLoad"]
