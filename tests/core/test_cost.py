@@ -1,0 +1,88 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+
+SETTINGS = CostSettings(quadratic_ms=0.01)
+
+
+def worker(**fields):
+    defaults = {
+        "prefill_tokens_per_s": 1000.0,
+        "queued_prefill_ms": 0.0,
+        "foreign_waiting": 0.0,
+        "sequences": 0,
+        "context_tokens": 0,
+        "capacity_tokens": None,
+    }
+    return WorkerFacts(**{**defaults, **fields})
+
+
+def request(prompt=1000, uncovered=1000, offloaded=0, output=100.0, sequences=1):
+    return RequestFacts(prompt, uncovered, offloaded, output, sequences)
+
+
+def test_an_idle_worker_costs_its_prefill():
+    cost = price(request(uncovered=500), worker(), CostSettings())
+    assert cost.total_ms == cost.ttft_ms == pytest.approx(500.0)
+
+
+def test_each_cause_lands_in_its_own_term():
+    cost = price(request(), worker(queued_prefill_ms=70.0), SETTINGS)
+    assert cost.queue_ms == 70.0
+    assert price(request(), worker(foreign_waiting=2.0), SETTINGS).queue_ms == pytest.approx(2000.0)
+    busy = price(request(), worker(sequences=4), SETTINGS)
+    assert busy.decode_ms > 0.0
+    assert busy.kv_risk_ms == 0.0
+    assert price(request(), worker(capacity_tokens=600), SETTINGS).kv_risk_ms == pytest.approx(500.0)
+
+
+def test_attention_makes_a_long_context_dearer_per_token():
+    short = price(request(prompt=1000, uncovered=1000), worker(), SETTINGS).prefill_ms
+    long = price(request(prompt=100_000, uncovered=1000), worker(), SETTINGS).prefill_ms
+    assert long > short
+
+
+def test_offloaded_blocks_cost_less_than_computing_and_more_than_nothing():
+    computed = price(request(uncovered=1000), worker(), SETTINGS).prefill_ms
+    loaded = price(request(uncovered=0, offloaded=1000), worker(), SETTINGS).prefill_ms
+    assert 0.0 < loaded < computed
+
+
+workers = st.builds(
+    WorkerFacts,
+    prefill_tokens_per_s=st.floats(10, 1e5),
+    queued_prefill_ms=st.floats(0, 1e5),
+    foreign_waiting=st.floats(0, 100),
+    sequences=st.integers(0, 500),
+    context_tokens=st.integers(0, 10**6),
+    capacity_tokens=st.none() | st.integers(1, 10**6),
+)
+
+
+@given(
+    workers,
+    st.integers(0, 10**5),
+    st.floats(0, 1e4),
+    st.sampled_from(["queued_prefill_ms", "foreign_waiting", "sequences", "context_tokens"]),
+    st.integers(1, 100),
+)
+def test_more_load_never_makes_a_worker_cheaper(facts, uncovered, output, name, more):
+    loaded = WorkerFacts(
+        **{
+            field: getattr(facts, field) + (more if field == name else 0)
+            if field != "capacity_tokens"
+            else facts.capacity_tokens
+            for field in WorkerFacts.__dataclass_fields__
+        }
+    )
+    ask = request(10**5, uncovered, 0, output)
+    assert price(ask, loaded, SETTINGS).total_ms >= price(ask, facts, SETTINGS).total_ms
+
+
+@given(workers, st.integers(0, 10**5), st.integers(0, 10**5))
+def test_a_longer_overlap_never_makes_a_worker_dearer(facts, a, b):
+    less, more = sorted((a, b))
+    cheap = price(request(10**5, less), facts, SETTINGS)
+    assert cheap.total_ms <= price(request(10**5, more), facts, SETTINGS).total_ms

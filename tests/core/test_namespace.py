@@ -1,0 +1,25 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.namespace import Namespace
+
+names = st.text(max_size=6)
+optional = st.none() | names
+namespaces = st.builds(Namespace, names, names, optional, optional)
+
+
+@given(namespaces, namespaces)
+def test_seeds_are_equal_exactly_when_namespaces_are(a, b):
+    assert (a.seed == b.seed) == (a == b)
+
+
+def test_an_adapter_is_not_a_salt_of_the_same_name():
+    assert Namespace("m", "t", adapter="x").seed != Namespace("m", "t", cache_salt="x").seed
+
+
+def test_an_empty_salt_is_not_a_missing_salt():
+    assert Namespace("m", "t", cache_salt="").seed != Namespace("m", "t").seed
+
+
+def test_fields_cannot_run_into_each_other():
+    assert Namespace("ab", "c").seed != Namespace("a", "bc").seed

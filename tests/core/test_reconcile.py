@@ -1,0 +1,48 @@
+from extproc.core.load_ledger import LoadLedger
+from extproc.core.reconcile import Reconciler
+from tests.support.core import decision, metrics, worker
+
+
+def setup(count, now=0.0):
+    ledger = LoadLedger()
+    for n in range(count):
+        ledger.admit(decision(str(n), 0, now=now + n / 10), 1, (), now + n / 10, 1e9)
+    return ledger, Reconciler(ledger, settle_s=3.0, rounds=3)
+
+
+def scrape(reconciler, now, *, running=0, waiting=0):
+    return reconciler.check(worker(0), metrics(running=running, waiting=waiting), now)
+
+
+def test_leases_the_engine_does_not_have_are_found_after_three_short_scrapes():
+    _, reconciler = setup(2)
+    assert scrape(reconciler, 10.0) == ()
+    assert scrape(reconciler, 11.0) == ()
+    assert scrape(reconciler, 12.0) == ("0", "1")
+
+
+def test_young_leases_are_left_alone():
+    _, reconciler = setup(2)
+    assert [scrape(reconciler, t) for t in (0.5, 1.0, 1.5, 2.0, 2.5)] == [()] * 5
+
+
+def test_one_scrape_that_agrees_starts_the_count_again():
+    _, reconciler = setup(1)
+    scrape(reconciler, 10.0)
+    scrape(reconciler, 11.0)
+    assert scrape(reconciler, 12.0, running=1) == ()
+    assert scrape(reconciler, 13.0) == ()
+
+
+def test_only_the_shortage_is_released_ended_streams_first():
+    ledger, reconciler = setup(3)
+    ledger.get("2").stream_ended_at = 5.0
+    scrape(reconciler, 10.0, running=1, waiting=1)
+    scrape(reconciler, 11.0, running=0, waiting=0)
+    assert scrape(reconciler, 12.0, running=2) == ("2",)
+
+
+def test_an_engine_that_does_not_count_proves_nothing():
+    _, reconciler = setup(1)
+    for now in range(10, 20):
+        assert reconciler.check(worker(0), metrics(running=None, waiting=0), float(now)) == ()

@@ -1,0 +1,84 @@
+from extproc.core.types import Member, WorkerId
+from extproc.core.worker_table import WorkerTable
+from tests.support.core import members, metrics, worker
+
+
+def table_of(count, **fields):
+    table = WorkerTable(**fields)
+    table.update(members(count), 0.0)
+    return table
+
+
+def ready(table, now=0.0, subset=None):
+    return [state.id for state in table.ready("default", subset, now)]
+
+
+def test_members_are_ready_until_something_says_otherwise():
+    assert ready(table_of(2)) == [worker(0), worker(1)]
+
+
+def test_every_data_parallel_rank_is_a_worker():
+    table = WorkerTable()
+    table.update([Member("h:1", dp_size=2)], 0.0)
+    assert ready(table) == [WorkerId("h:1", 0), WorkerId("h:1", 1)]
+
+
+def test_pitfall_74_one_failed_scrape_ejects_nobody_three_in_a_row_do():
+    table = table_of(2)
+    endpoint = worker(0).endpoint
+    assert [table.on_scrape_failure(endpoint) for _ in range(2)] == [False, False]
+    table.on_metrics(endpoint, {0: metrics()}, 1.0)
+    assert [table.on_scrape_failure(endpoint) for _ in range(4)] == [False, False, True, False]
+    assert ready(table) == [worker(1)]
+    table.on_metrics(endpoint, {0: metrics()}, 2.0)
+    assert ready(table) == [worker(0), worker(1)]
+
+
+def test_an_unreachable_worker_is_out_until_a_scrape_succeeds():
+    table = table_of(2)
+    table.on_connect_failure(worker(0).endpoint, 1.0)
+    assert ready(table, 2.0) == [worker(1)]
+    table.on_metrics(worker(0).endpoint, {0: metrics()}, 2.5)
+    assert ready(table, 2.5) == [worker(0), worker(1)]
+
+
+def test_without_scrapes_a_failed_connection_is_forgiven_after_a_while():
+    table = table_of(1, unreachable_s=10.0)
+    table.on_connect_failure(worker(0).endpoint, 1.0)
+    assert ready(table, 10.9) == []
+    assert ready(table, 11.0) == [worker(0)]
+
+
+def test_a_returning_worker_has_a_new_generation_and_no_past():
+    table = table_of(1)
+    table.on_metrics(worker(0).endpoint, {0: metrics(running=5)}, 0.5)
+    before = table.get(worker(0)).generation
+    assert table.update([], 1.0).removed == (worker(0),)
+    assert table.update(members(1), 2.0).added == (worker(0),)
+    after = table.get(worker(0))
+    assert after.generation > before
+    assert after.metrics is None
+
+
+def test_workers_that_stay_keep_their_state():
+    table = table_of(1)
+    table.on_metrics(worker(0).endpoint, {0: metrics(running=5)}, 0.5)
+    change = table.update(members(2), 1.0)
+    assert change.added == (worker(1),)
+    assert table.get(worker(0)).metrics.running == 5
+
+
+def test_metrics_have_an_age_and_old_ones_are_not_used():
+    table = table_of(1)
+    state = table.get(worker(0))
+    assert state.metrics_age_s(3.0) is None
+    table.on_metrics(worker(0).endpoint, {0: metrics()}, 3.0)
+    assert state.metrics_age_s(5.0) == 2.0
+    assert state.fresh_metrics(5.0, stale_after_s=5.0) is not None
+    assert state.fresh_metrics(9.0, stale_after_s=5.0) is None
+
+
+def test_a_subset_restricts_and_an_empty_one_leaves_nobody():
+    table = table_of(3)
+    assert ready(table, subset=frozenset({worker(1).endpoint, "10.9.9.9:1"})) == [worker(1)]
+    assert ready(table, subset=frozenset()) == []
