@@ -1,0 +1,373 @@
+"""One vLLM engine core as a discrete-event model: scheduler, block pool and a clock that is passed in.
+
+Theory of operation. The engine works in steps. Beginning a step schedules it: running sequences first, in
+the order they were admitted, then waiting ones, first come first served, until the token budget, the
+sequence limit or the memory is used up. Blocks are allocated, and full ones made reusable, at that moment.
+The step then takes the time the `TimeModel` says; when it ends its KV events go out, every sequence that has
+caught up with its tokens gets the next one, finished sequences give their blocks back, and the next step
+begins at exactly that time (however late `tick` was called: model time does not drift).
+
+    waiting    --scheduled: the whole sequence must fit in the free blocks-->      running
+    running    --memory runs out: last admitted first; recomputed from scratch-->  waiting (in front)
+    running    --last token-->                                                     gone
+    any        --abort: blocks that are already full stay cached-->                gone
+
+Source: `vllm/v1/core/sched/scheduler.py` (0.32) without speculation, connectors or priorities. Its
+asynchronous mode begins a step before the last one's tokens are known; what is cached is the same.
+"""
+
+from collections import Counter, deque
+
+from extproc.core.types import EngineMetrics
+from extproc.sim.block_pool import BlockPool
+from extproc.sim.engine_stats import EngineStats
+from extproc.sim.engine_types import (
+    EngineConfig,
+    EngineRequest,
+    Finished,
+    FirstToken,
+    RequestTooLongError,
+    StepResult,
+)
+
+
+class _Sequence:
+    """A request inside the engine. `computed` of its `known` tokens have their KV in `blocks`."""
+
+    __slots__ = (
+        "admitted_at",
+        "arrived_at",
+        "blocks",
+        "cached_blocks",
+        "cached_tokens",
+        "computed",
+        "first_token_at",
+        "gone",
+        "known",
+        "last_token_at",
+        "preemptions",
+        "request",
+        "scheduled",
+    )
+
+    def __init__(self, request: EngineRequest, now: float) -> None:
+        self.request = request
+        self.arrived_at = now
+        self.known = request.prompt_tokens
+        self.computed = 0
+        self.scheduled = 0  # tokens of the step in flight
+        self.blocks: list[int] = []
+        self.cached_blocks = 0  # leading blocks that carry a hash
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.gone = False
+        self.admitted_at: float | None = None
+        self.first_token_at = 0.0
+        self.last_token_at = 0.0
+
+
+class EngineModel:
+    """See the module's docstring. Not thread-safe; every method takes or returns at once.
+
+    The host calls `tick(now)` whenever `next_deadline()` has come, and publishes what it returns.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_running",
+        "_sequences",
+        "_step",
+        "_step_began",
+        "_waiting",
+        "config",
+        "pool",
+        "stats",
+    )
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_gpu_blocks, config.block_size, emit_events=config.emit_events)
+        self.stats = EngineStats()
+        self._sequences: dict[str, _Sequence] = {}
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._step: list[_Sequence] | None = None
+        self._step_began = 0.0
+        self._deadline: float | None = None
+
+    def submit(self, request: EngineRequest, now: float) -> None:
+        """Queue a request. It can be scheduled by the first step that begins at or after `now`.
+
+        Raises:
+            RequestTooLongError: prompt and output exceed `max_model_len`.
+            ValueError: the prompt or the output is empty, or the id is in use.
+        """
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError("a request needs at least one prompt token and one output token")
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        length = request.prompt_tokens + request.output_tokens
+        if length > self.config.max_model_len:
+            raise RequestTooLongError(
+                f"{request.prompt_tokens} prompt tokens and {request.output_tokens} output tokens exceed the "
+                f"model's maximum context length of {self.config.max_model_len} tokens; shorten the prompt "
+                "or lower the output limit"
+            )
+        sequence = _Sequence(request, now)
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+        if self._deadline is None:
+            self._deadline = now
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request, wherever it is. False if it is unknown or already finished."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.gone = True
+        if sequence.admitted_at is not None and sequence in self._running:
+            self._running.remove(sequence)
+            self.pool.release(sequence.blocks)
+        else:
+            self._waiting.remove(sequence)
+        self.stats.finished["abort"] += 1
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do; None while the engine is idle."""
+        return self._deadline
+
+    def tick(self, now: float) -> list[StepResult]:
+        """End every step that is over by `now`, beginning the next one each time. Oldest first."""
+        results: list[StepResult] = []
+        while self._deadline is not None and self._deadline <= now:
+            at = self._deadline
+            if self._step is not None:
+                results.append(self._end_step(self._step, at))
+            self._begin_step(at)
+        return results
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; refused (False) while sequences hold blocks.
+
+        The event that says so goes out with the next step, as in the engine.
+        """
+        return self.pool.reset()
+
+    # --- what the engine reports -----------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences waiting to be scheduled, preempted ones included."""
+        return len(self._waiting)
+
+    def adapters(self) -> tuple[Counter[str], Counter[str]]:
+        """Requests by adapter: running, waiting."""
+        running = Counter(s.request.adapter for s in self._running if s.request.adapter is not None)
+        waiting = Counter(s.request.adapter for s in self._waiting if s.request.adapter is not None)
+        return running, waiting
+
+    def snapshot(self) -> EngineMetrics:
+        """The engine's metrics as a scrape would show them."""
+        stats, config = self.stats, self.config
+        running, waiting = self.adapters()
+        return EngineMetrics(
+            running=self.running,
+            waiting=self.waiting,
+            kv_usage=self.pool.usage,
+            block_size=config.block_size,
+            num_gpu_blocks=config.num_gpu_blocks,
+            prefix_cache_queries=float(stats.prefix_queries),
+            prefix_cache_hits=float(stats.prefix_hits),
+            preemptions=float(stats.preemptions),
+            prompt_tokens=float(stats.prompt_tokens),
+            generation_tokens=float(stats.generation_tokens),
+            ttft=stats.ttft.totals(),
+            queue_time=stats.queue.totals(),
+            prefill_time=stats.prefill.totals(),
+            inter_token=stats.inter_token.totals(),
+            adapters=tuple(sorted({*running, *waiting})),
+        )
+
+    # --- a step ----------------------------------------------------------------------------------------
+
+    def _begin_step(self, at: float) -> None:
+        budget = self.config.max_num_batched_tokens
+        scheduled: list[_Sequence] = []
+        left, preempted = self._schedule_running(scheduled, budget)
+        if not preempted:
+            self._schedule_waiting(scheduled, left, at)
+        if not scheduled:
+            self._step = None
+            self._deadline = self._waiting[0].arrived_at if self._waiting else None
+            return
+        self._step = scheduled
+        self._step_began = at
+        self._deadline = at + self._duration(scheduled)
+
+    def _schedule_running(self, scheduled: list[_Sequence], budget: int) -> tuple[int, bool]:
+        """Returns the budget left and whether a sequence was preempted."""
+        size, pool, running = self.config.block_size, self.pool, self._running
+        preempted = False
+        index = 0
+        while index < len(running) and budget:
+            sequence = running[index]
+            tokens = min(sequence.known - sequence.computed, budget)
+            end = sequence.computed + tokens
+            need = -(-end // size) - len(sequence.blocks)
+            if need > 0:
+                while need > pool.free:
+                    preempted = True
+                    victim = running.pop()
+                    self._preempt(victim)
+                    if victim is sequence:
+                        return budget, preempted
+                sequence.blocks += pool.allocate(need)
+            self._commit(sequence, end)
+            sequence.scheduled = tokens
+            scheduled.append(sequence)
+            budget -= tokens
+            index += 1
+        return budget, preempted
+
+    def _schedule_waiting(self, scheduled: list[_Sequence], budget: int, at: float) -> None:
+        size, pool, stats = self.config.block_size, self.pool, self.stats
+        while self._waiting and budget and len(self._running) < self.config.max_num_seqs:
+            sequence = self._waiting[0]
+            if sequence.arrived_at > at:
+                return
+            # The last token is always computed: its logits are what the step is for.
+            hits = pool.match(sequence.request.block_hashes, (sequence.known - 1) // size)
+            start = len(hits) * size
+            # Admitted only if all of its tokens fit, although this step may compute a part of them.
+            if -(-sequence.known // size) - len(hits) + pool.unreferenced(hits) > pool.free:
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            if not sequence.preemptions:
+                stats.prefix_queries += sequence.known
+                stats.prefix_hits += start
+                sequence.cached_tokens = start
+                sequence.admitted_at = at
+            tokens = min(sequence.known - start, budget)
+            pool.touch(hits)
+            sequence.blocks = hits + pool.allocate(-(-(start + tokens) // size) - len(hits))
+            sequence.computed = start
+            sequence.cached_blocks = len(hits)
+            self._commit(sequence, start + tokens)
+            sequence.scheduled = tokens
+            scheduled.append(sequence)
+            budget -= tokens
+
+    def _commit(self, sequence: _Sequence, end: int) -> None:
+        """Make the blocks that this step fills reusable."""
+        full = end // self.config.block_size
+        if full > sequence.cached_blocks:
+            request = sequence.request
+            self.pool.cache(
+                sequence.blocks,
+                request.block_hashes,
+                sequence.cached_blocks,
+                full,
+                request.token_ids,
+                request.adapter,
+                request.cache_salt,
+            )
+            sequence.cached_blocks = full
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.cached_blocks = 0
+        sequence.preemptions += 1
+        self.stats.preemptions += 1
+        self._waiting.appendleft(sequence)
+
+    def _duration(self, scheduled: list[_Sequence]) -> float:
+        prefill = decodes = context = 0
+        pairs = 0.0
+        for sequence in scheduled:
+            tokens, computed = sequence.scheduled, sequence.computed
+            if tokens == 1 and computed >= sequence.request.prompt_tokens:
+                decodes += 1
+                context += computed
+            else:
+                prefill += tokens
+                pairs += tokens * computed + tokens * (tokens - 1) / 2
+        return self.config.time.step_s(prefill, pairs, decodes, context)
+
+    def _end_step(self, step: list[_Sequence], at: float) -> StepResult:
+        stats, began = self.stats, self._step_began
+        result = StepResult(at, self.pool.take_events(), [], [], [])
+        emitted = result.emitted
+        steady = computed_prompts = 0
+        for sequence in step:
+            if sequence.gone:
+                continue
+            sequence.computed += sequence.scheduled
+            if sequence.computed < sequence.known:
+                continue
+            sequence.known += 1
+            request = sequence.request
+            emitted.append(request)
+            generated = sequence.known - request.prompt_tokens
+            if generated == 1:
+                computed_prompts += request.prompt_tokens - sequence.cached_tokens
+                self._first_token(sequence, at, result)
+            elif sequence.last_token_at == began:
+                steady += 1
+            else:
+                stats.inter_token.observe(at - sequence.last_token_at)
+            sequence.last_token_at = at
+            if generated == request.output_tokens:
+                self._finish(sequence, at, result)
+        if steady:
+            stats.inter_token.observe(at - began, steady)
+        stats.generation_tokens += len(emitted)
+        stats.step_tokens.observe(computed_prompts + len(emitted))
+        if result.finished:
+            self._running = [sequence for sequence in self._running if not sequence.gone]
+        self._step = None
+        return result
+
+    def _first_token(self, sequence: _Sequence, at: float, result: StepResult) -> None:
+        admitted = sequence.admitted_at
+        assert admitted is not None  # noqa: S101 - a token comes out of a step, and that starts by admission
+        sequence.first_token_at = at
+        ttft = at - sequence.arrived_at
+        self.stats.first_token(sequence.request.prompt_tokens, sequence.cached_tokens, ttft)
+        result.first_tokens.append(
+            FirstToken(sequence.request, sequence.cached_tokens, admitted - sequence.arrived_at, ttft)
+        )
+
+    def _finish(self, sequence: _Sequence, at: float, result: StepResult) -> None:
+        request, admitted = sequence.request, sequence.admitted_at
+        assert admitted is not None  # noqa: S101 - as above
+        sequence.gone = True
+        del self._sequences[request.request_id]
+        self.pool.release(sequence.blocks)
+        self.stats.request_finished(
+            request.finish_reason,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            output_tokens=request.output_tokens,
+            preemptions=sequence.preemptions,
+            queue_s=admitted - sequence.arrived_at,
+            prefill_s=sequence.first_token_at - admitted,
+            decode_s=at - sequence.first_token_at,
+        )
+        result.finished.append(
+            Finished(
+                request,
+                sequence.cached_tokens,
+                sequence.first_token_at - sequence.arrived_at,
+                at - sequence.arrived_at,
+                sequence.preemptions,
+            )
+        )
