@@ -1,0 +1,148 @@
+"""The decision log: one JSON line per finished request, made from values the router returned.
+
+No line ever holds prompt text. Writing may fail (disk full, closed pipe); that is counted and said once,
+and never reaches the request.
+"""
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from extproc.core.router import Released
+from extproc.core.types import Candidate
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def _ms(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    cost = candidate.cost
+    return {
+        "worker": str(candidate.worker),
+        "cached_tokens": candidate.cached_tokens,
+        "offloaded_tokens": candidate.offloaded_tokens,
+        "uncovered_tokens": candidate.uncovered_tokens,
+        "queue_ms": _ms(cost.queue_ms),
+        "prefill_ms": _ms(cost.prefill_ms),
+        "decode_ms": _ms(cost.decode_ms),
+        "kv_risk_ms": _ms(cost.kv_risk_ms),
+        "total_ms": _ms(cost.total_ms),
+        "active": candidate.active,
+        "queued_prefill_tokens": round(candidate.queued_prefill_tokens),
+        "metrics_age_s": _ms(candidate.metrics_age_s),
+    }
+
+
+def prefix_key(released: Released) -> str | None:
+    """Names the prefix that decided: the chain hash of the longest known prefix, else of the first block.
+
+    The namespace seeds the chain, so equal keys mean equal tokens in one namespace. None when the prompt
+    has no full block or was not tokenized.
+    """
+    lease = released.lease
+    if not lease.reserved or not lease.reserved[0]:
+        return None
+    hashes = lease.reserved[0]
+    block_size = lease.decision.chosen.block_size or 1
+    longest = max(c.cached_tokens for c in lease.decision.candidates) // block_size
+    return f"{hashes[min(max(longest, 1), len(hashes)) - 1]:016x}"
+
+
+def record(released: Released, finished_at: datetime) -> dict[str, Any]:
+    """The line for one ended request. Times are milliseconds, sizes tokens; null means not known."""
+    decision, completion = released.lease.decision, released.completion
+    request, chosen = decision.request, decision.chosen
+    return {
+        "time": finished_at.isoformat(timespec="milliseconds"),
+        "request_id": request.request_id,
+        "model": request.model,
+        "pool": request.pool,
+        "adapter": request.namespace.adapter,
+        "prefix_key": prefix_key(released),
+        "selected_worker": str(chosen.worker),
+        "served_by": completion.served_by,
+        "policy": decision.policy,
+        "decision": decision.reason.value,
+        "load_only": request.load_only,
+        "prompt_tokens": completion.prompt_tokens or request.prompt_tokens,
+        "prefill_tokens": chosen.uncovered_tokens,
+        "predicted_cached_tokens": released.predicted_cached_tokens,
+        "actual_cached_tokens": completion.cached_tokens,
+        "output_tokens": completion.output_tokens,
+        "queue_wait_ms": _ms(chosen.cost.queue_ms),
+        "predicted_ttft_ms": _ms(chosen.cost.ttft_ms),
+        "ttft_ms": _ms(completion.first_body_ms),
+        "duration_ms": _ms(completion.duration_ms),
+        "outcome": completion.outcome.value,
+        "status": completion.status,
+        "attempts": completion.attempts,
+        "details": completion.details,
+        "candidate_workers": [_candidate(c) for c in decision.candidates],
+    }
+
+
+class DecisionLog:
+    """Writes records to a file (appending) or to standard output.
+
+    Args:
+        path: a file; `-` for standard output; empty for nowhere.
+        on_error: told once when writing starts to fail, with what to do about it.
+    """
+
+    def __init__(self, path: str, on_error: Callable[[str], None]) -> None:
+        self._on_error = on_error
+        self._failing = False
+        self.failures = 0
+        self._file: BinaryIO | None = None
+        self._owned = False
+        self._path = path
+        if path == "-":
+            self._file = sys.stdout.buffer
+        elif path:
+            self._open()
+
+    def write(self, released: Released) -> None:
+        """Append the line for `released`."""
+        if not self._path:
+            return
+        if self._file is None:
+            self._open()
+        if self._file is None:
+            self.failures += 1
+            return
+        line = _ENCODER.encode(record(released, datetime.now(UTC))) + b"\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            self._failed(error)
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        """Close the file, if it is ours."""
+        if self._owned and self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _open(self) -> None:
+        try:
+            self._file = Path(self._path).open("ab")  # noqa: SIM115 - closed in close()
+            self._owned = True
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        if not self._failing:
+            self._failing = True
+            self._on_error(
+                f"decision log {self._path}: {error}; requests go on, lines are lost until it can be written"
+            )

@@ -1,0 +1,378 @@
+from collections import Counter
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from extproc.core.cost import CostSettings
+from extproc.core.errors import NoEndpointError
+from extproc.core.load_ledger import IDLE
+from extproc.core.policies import POLICIES
+from extproc.core.router import Router, RouterSettings, fallbacks
+from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
+from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
+
+DONE = Completion(Outcome.FINISHED)
+
+
+def make_router(workers=3, *, policy="token-load", seed=1, **fields):
+    ids = count()
+    costs = CostSettings(prefill_tokens_per_s=1000.0)
+    router = Router(
+        POLICIES[policy](costs),
+        Random(seed),
+        new_lease_id=lambda: f"lease-{next(ids)}",
+        revisions={"default": ("model", "tokenizer")},
+        costs=costs,
+        settings=RouterSettings(default_block_size=BLOCK, **fields),
+    )
+    router.on_membership(members(workers), 0.0)
+    return router
+
+
+PROMPT = list(range(1, 330))
+
+
+def test_a_warm_prefix_is_found_and_its_length_predicted():
+    router = make_router()
+    router.on_kv_events(worker(1), [stored(PROMPT)])
+    decision = router.schedule(request(PROMPT), 1.0)
+    assert decision.chosen.worker == worker(1)
+    assert decision.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
+    assert decision.reason is Reason.WARM_EXACT
+
+
+def test_prompts_in_flight_count_as_soon_as_they_are_routed():
+    router = make_router()
+    first = router.schedule(request(PROMPT, request_id="a"), 1.0)
+    second = router.schedule(request(PROMPT, request_id="b"), 1.0)
+    assert first.chosen.cached_tokens == 0
+    assert second.chosen.worker == first.chosen.worker
+    assert second.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
+
+
+def test_a_burst_with_one_prefix_neither_scatters_nor_herds():
+    router = make_router()
+    counts = Counter(
+        router.schedule(request(range(1, 8000), request_id=str(n), max_output=200), 1.0).chosen.worker
+        for n in range(120)
+    )
+    assert len(counts) == 3
+    assert max(counts.values()) < 0.6 * 120
+
+
+def test_a_reservation_ends_with_its_lease():
+    router = make_router()
+    first = router.schedule(request(PROMPT), 1.0)
+    router.release(first.lease_id, DONE, 2.0)
+    assert router.schedule(request(PROMPT), 3.0).chosen.cached_tokens == 0
+
+
+def test_pitfall_43_cleared_blocks_are_not_matched():
+    router = make_router()
+    router.on_kv_events(worker(1), [stored(PROMPT), AllBlocksCleared()])
+    assert router.schedule(request(PROMPT), 1.0).chosen.cached_tokens == 0
+
+
+def test_pitfall_41_only_contiguous_prefixes_count():
+    router = make_router()
+    a, b = list(range(1, 17)), list(range(101, 117))
+    router.on_kv_events(worker(0), [stored(a)])
+    router.on_kv_events(worker(1), [stored(b)])
+    assert router.schedule(request([*b, *a, 5]), 1.0).chosen.worker == worker(1)
+
+
+def test_pitfall_40_nothing_is_claimed_below_one_full_block():
+    router = make_router()
+    router.on_metrics(worker(0).endpoint, {0: metrics(block_size=4096)}, 0.5)
+    decision = router.schedule(request(range(1, 2000)), 1.0)
+    assert all(c.cached_tokens == 0 for c in decision.candidates)
+    again = router.schedule(request(range(1, 2000)), 1.0)
+    zero = next(c for c in again.candidates if c.worker == worker(0))
+    assert zero.block_size == 4096
+    assert zero.cached_tokens == 0
+
+
+def test_pitfall_39_the_engines_block_size_wins_over_the_configured_one():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(PROMPT, block_size=64)])
+    decision = router.schedule(request(PROMPT), 1.0)
+    assert decision.chosen.block_size == 64
+    assert decision.chosen.cached_tokens == 320
+
+
+def test_pitfall_60_idle_workers_share_distinct_prompts():
+    router = make_router(4)
+    counts = Counter()
+    for n in range(200):
+        decision = router.schedule(request(range(n * 1000, n * 1000 + 100)), float(n))
+        counts[decision.chosen.worker] += 1
+        router.release(decision.lease_id, DONE, n + 0.5)
+    assert len(counts) == 4
+    assert max(counts.values()) < 80
+
+
+def test_pitfall_62_a_light_load_does_not_throw_affinity_away():
+    router = make_router(2)
+    router.on_kv_events(worker(1), [stored(PROMPT)])
+    router.schedule(request(range(5000, 5050), subset=frozenset({worker(1).endpoint})), 1.0)
+    assert router.schedule(request(PROMPT), 2.0).chosen.worker == worker(1)
+
+
+def test_pitfall_66_a_chat_stays_with_its_replica():
+    router = make_router(2)
+    tokens, workers, handle = list(range(1, 60)), [], 1
+    for turn in range(10):
+        decision = router.schedule(request(tokens), float(turn))
+        workers.append(decision.chosen.worker)
+        router.on_kv_events(decision.chosen.worker, [stored(tokens, first_handle=handle)])
+        handle += 1000
+        router.release(decision.lease_id, DONE, turn + 0.5)
+        tokens += range(10_000 * (turn + 1), 10_000 * (turn + 1) + 40)
+    assert len(set(workers)) == 1
+
+
+def test_an_idle_cold_worker_beats_a_warm_one_with_a_long_queue():
+    router = make_router(2)
+    router.on_kv_events(worker(0), [stored(PROMPT)])
+    only = frozenset({worker(0).endpoint})
+    for n in range(4):
+        router.schedule(request(range(9000 + n, 12_000 + n), subset=only), 1.0)
+    assert router.schedule(request(PROMPT), 1.0).chosen.worker == worker(1)
+
+
+def test_pitfall_72_a_silent_worker_is_as_bad_as_the_worst_that_speaks():
+    router = make_router(2, stale_after_s=5.0)
+    router.on_metrics(worker(0).endpoint, {0: metrics()}, 0.0)
+    router.on_metrics(worker(1).endpoint, {0: metrics(waiting=8, running=4)}, 19.0)
+    decision = router.schedule(request(PROMPT), 20.0)
+    silent = next(c for c in decision.candidates if c.worker == worker(0))
+    assert silent.cost.queue_ms == decision.candidates[0].cost.queue_ms > 0.0
+    assert silent.metrics_age_s == 20.0
+
+
+def test_other_routers_traffic_is_seen_through_the_engine():
+    router = make_router(2)
+    router.on_metrics(worker(0).endpoint, {0: metrics(waiting=5, running=3)}, 1.0)
+    router.on_metrics(worker(1).endpoint, {0: metrics()}, 1.0)
+    for _ in range(5):
+        decision = router.schedule(request(range(100)), 1.0)
+        assert decision.chosen.worker == worker(1)
+        router.release(decision.lease_id, DONE, 1.0)
+
+
+def test_nothing_ready_is_an_error_that_says_why():
+    router = make_router(1)
+    router.on_membership((), 0.0)
+    with pytest.raises(NoEndpointError, match="no workers"):
+        router.schedule(request(range(3)), 0.0)
+    router.on_membership(members(1), 1.0)
+    with pytest.raises(NoEndpointError, match="gateway allows"):
+        router.schedule(request(range(3), subset=frozenset({"9.9.9.9:1"})), 1.0)
+    for _ in range(3):
+        router.on_scrape_failure(worker(0).endpoint)
+    with pytest.raises(NoEndpointError, match="ready"):
+        router.schedule(request(range(3)), 1.0)
+
+
+def test_pitfall_57_no_load_is_charged_without_a_pick():
+    router = make_router(1)
+    with pytest.raises(NoEndpointError):
+        router.schedule(request(PROMPT, subset=frozenset()), 1.0)
+    assert len(router.ledger) == 0
+
+
+def test_a_failed_worker_gets_nothing_until_it_is_back():
+    router = make_router(2)
+    router.on_kv_events(worker(0), [stored(PROMPT)])
+    first = router.schedule(request(PROMPT), 1.0)
+    failed = Completion(Outcome.FAILED, served_by=worker(0).endpoint)
+    router.release(first.lease_id, failed, 1.5)
+    assert router.schedule(request(PROMPT), 2.0).chosen.worker == worker(1)
+    router.on_metrics(worker(0).endpoint, {0: metrics()}, 2.5)
+    assert router.schedule(request(PROMPT), 3.0).chosen.worker == worker(0)
+
+
+def test_a_retry_elsewhere_makes_the_first_choice_suspect():
+    router = make_router(2)
+    decision = router.schedule(request(PROMPT), 1.0)
+    other = decision.candidates[1].worker
+    router.release(decision.lease_id, Completion(Outcome.FINISHED, served_by=other.endpoint, attempts=2), 2.0)
+    assert {router.schedule(request(range(n, n + 50)), 3.0).chosen.worker for n in range(5)} == {other}
+
+
+def test_membership_changes_release_and_fence():
+    router = make_router(1)
+    decision = router.schedule(request(PROMPT), 1.0)
+    router.on_kv_events(worker(0), [stored(PROMPT)])
+    _, released = router.on_membership((), 2.0)
+    assert [r.completion.outcome for r in released] == [Outcome.LOST]
+    router.on_membership(members(1), 3.0)
+    assert router.release(decision.lease_id, DONE, 4.0) is None
+    again = router.schedule(request(PROMPT), 5.0)
+    assert again.chosen.cached_tokens == 0
+    assert again.chosen.active == 0
+
+
+def test_a_lease_whose_log_entry_never_comes_expires():
+    router = make_router(1, lease_expiry_s=60.0)
+    router.schedule(request(PROMPT), 1.0)
+    assert router.next_deadline() == 61.0
+    assert router.tick(60.0) == []
+    assert [r.completion.outcome for r in router.tick(61.0)] == [Outcome.LOST]
+    assert router.ledger.load(worker(0), 61.0) == IDLE
+    assert router.next_deadline() is None
+
+
+def test_a_stream_end_releases_soon_only_when_no_access_log_can():
+    router = make_router(1, stream_grace_s=5.0)
+    router.on_access_log(is_open=True)
+    a = router.schedule(request(PROMPT), 1.0)
+    router.on_stream_ended(a.lease_id, 2.0)
+    assert router.tick(20.0) == []
+    router.on_access_log(is_open=False)
+    b = router.schedule(request(PROMPT), 21.0)
+    router.on_stream_ended(b.lease_id, 22.0)
+    assert [r.lease.id for r in router.tick(27.0)] == [b.lease_id]
+
+
+def test_counts_of_the_engine_release_what_it_does_not_have():
+    router = make_router(1)
+    router.schedule(request(PROMPT), 1.0)
+    lost = [router.on_metrics(worker(0).endpoint, {0: metrics()}, t) for t in (5.0, 6.0, 7.0)]
+    assert [len(x) for x in lost] == [0, 0, 1]
+    assert len(router.ledger) == 0
+
+
+def test_rates_are_learned_from_streams_that_did_not_queue():
+    router = make_router(1)
+    for n in range(8):
+        tokens = range(n * 10_000, n * 10_000 + 1000)
+        decision = router.schedule(request(tokens, stream=True), float(n * 10))
+        router.release(
+            decision.lease_id,
+            Completion(Outcome.FINISHED, upstream_first_body_ms=250.0, cached_tokens=0, output_tokens=5),
+            n * 10 + 1.0,
+        )
+    assert router.rates.tokens_per_s(worker(0)) == pytest.approx(4000.0)
+
+
+def test_the_audit_compares_prediction_and_truth():
+    router = make_router(1)
+    decision = router.schedule(request(PROMPT), 1.0)
+    released = router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 2.0)
+    assert released.predicted_cached_tokens == 0
+    assert released.prediction_was_exact is True
+    load_only = router.schedule(request(prompt_tokens=50, load_only="not tokenized"), 3.0)
+    released = router.release(load_only.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 4.0)
+    assert released.prediction_was_exact is None
+
+
+def test_data_parallel_ranks_are_separate_workers_behind_one_endpoint():
+    router = make_router(0)
+    router.on_membership([Member("h:1", dp_size=2)], 0.0)
+    rank1 = Member("h:1", dp_size=2).workers()[1]
+    router.on_kv_events(rank1, [stored(PROMPT)])
+    decision = router.schedule(request(PROMPT), 1.0)
+    assert decision.chosen.worker == rank1
+    assert fallbacks(decision, 3) == ("h:1",)
+
+
+def test_salted_requests_do_not_meet_unsalted_blocks():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(PROMPT)])
+    salted = request(PROMPT, namespace=request().namespace._replace(cache_salt="s"))
+    assert router.schedule(salted, 1.0).chosen.cached_tokens == 0
+
+
+def test_identical_inputs_and_seed_give_identical_decisions():
+    def run():
+        router = make_router(4, seed=9)
+        out = []
+        for n in range(60):
+            decision = router.schedule(request(range(n % 7 * 100, n % 7 * 100 + 200)), n / 10)
+            out.append(([c.worker for c in decision.candidates], decision.reason))
+            if n % 3 == 0:
+                router.release(decision.lease_id, DONE, n / 10 + 0.05)
+        return out
+
+    assert run() == run()
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Whatever happens: no reservation and no load outlives its request."""
+
+    leases = Bundle("leases")
+
+    def __init__(self):
+        super().__init__()
+        self.router = make_router(3, lease_expiry_s=20.0)
+        self.router.on_access_log(is_open=True)
+        self.now = 0.0
+        self.here = [True] * 3
+
+    @rule(target=leases, prompt=st.integers(0, 3), length=st.integers(0, 100))
+    def schedule(self, prompt, length):
+        ask = request(range(prompt * 1000, prompt * 1000 + length))
+        try:
+            return self.router.schedule(ask, self.now).lease_id
+        except NoEndpointError:
+            return "none"
+
+    @rule(step=st.floats(0, 8))
+    def wait(self, step):
+        self.now += step
+        self.router.tick(self.now)
+
+    @rule(lease=leases, outcome=st.sampled_from([Outcome.FINISHED, Outcome.CANCELLED, Outcome.FAILED]))
+    def release(self, lease, outcome):
+        self.router.release(lease, Completion(outcome), self.now)
+
+    @rule(lease=leases)
+    def first_token(self, lease):
+        self.router.on_first_token(lease, self.now)
+
+    @rule(lease=leases)
+    def stream_ends(self, lease):
+        self.router.on_stream_ended(lease, self.now)
+
+    @rule(n=st.integers(0, 2))
+    def flap(self, n):
+        self.here[n] = not self.here[n]
+        present = [m for m, here in zip(members(3), self.here, strict=True) if here]
+        self.router.on_membership(present, self.now)
+
+    @rule(n=st.integers(0, 2), prompt=st.integers(0, 3))
+    def events(self, n, prompt):
+        self.router.on_kv_events(
+            worker(n), [stored(range(prompt * 1000, prompt * 1000 + 96), first_handle=prompt * 100)]
+        )
+
+    @rule(n=st.integers(0, 2), running=st.integers(0, 3))
+    def scrape(self, n, running):
+        self.router.on_metrics(worker(n).endpoint, {0: metrics(running=running)}, self.now)
+
+    @rule(n=st.integers(0, 2))
+    def reset(self, n):
+        self.router.on_kv_reset(worker(n))
+
+    @invariant()
+    def nobody_absent_carries_load(self):
+        for n in range(3):
+            if not self.here[n]:
+                assert self.router.ledger.load(worker(n), self.now) == IDLE
+
+    def teardown(self):
+        self.router.tick(self.now + 1000.0)
+        assert len(self.router.ledger) == 0
+        for n in range(3):
+            self.router.on_kv_reset(worker(n))
+        for prompt in range(4):
+            assert self.router.index.match(hashes(range(prompt * 1000, prompt * 1000 + 100))) == []
+
+
+TestRouterMachine = RouterMachine.TestCase
+TestRouterMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
