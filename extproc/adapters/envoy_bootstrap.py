@@ -1,0 +1,251 @@
+"""Envoy configuration for Warmroute: settings in, a complete bootstrap out. Deterministic.
+
+`EnvoySettings` holds what differs between installations; everything else follows from the design:
+
+- the destination comes from dynamic metadata only (`override_host`), so no client can choose an address;
+- the ordered fallback list is consumed by the route's retry policy;
+- a processor that is down, slow or wrong never fails a request (in BUFFERED mode): the cluster's own
+  least-request balancing takes over;
+- usage is lifted from responses by native filters and comes to us in the gRPC access log.
+
+Keys of the `llm.usage` metadata, kept apart per API because their meanings differ:
+
+- OpenAI completions and chat: `prompt_tokens`, `completion_tokens`, `cached_tokens` (part of the prompt);
+- OpenAI responses: `input_tokens`, `output_tokens`, `input_cached_tokens` (part of the input);
+- Anthropic messages: `input_tokens`, `output_tokens`, `cache_read_input_tokens` (*not* part of the input).
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.adapters import envoy_comments
+from extproc.core.errors import WarmrouteError
+from extproc.protocol.addresses import Address, parse_address
+
+EnvoyVersion = tuple[int, int]
+
+SUPPORTED_VERSIONS: tuple[EnvoyVersion, ...] = ((1, 36), (1, 37), (1, 38), (1, 39), (1, 40))
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?")
+
+
+class EnvoyConfigError(WarmrouteError):
+    """These settings cannot become an Envoy configuration; the message says what to change."""
+
+
+class BodyMode(StrEnum):
+    """How Envoy hands request bodies to the router.
+
+    With FULL_DUPLEX_STREAMED neither `failure_mode_allow` nor the message timeout works in Envoy: a router
+    that is down fails requests. It exists for gateways that insist on it.
+    """
+
+    BUFFERED = "BUFFERED"
+    FULL_DUPLEX_STREAMED = "FULL_DUPLEX_STREAMED"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticWorkers:
+    """Workers named in the configuration, as `host:port`. Names are resolved by Envoy."""
+
+    endpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EdsFileWorkers:
+    """Workers in a file Envoy watches (`workers_file` makes its content). Replace it by rename only."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DnsWorkers:
+    """Every address of a DNS name, re-resolved by Envoy every `refresh_s` seconds."""
+
+    name: str
+    port: int
+    refresh_s: float = 5.0
+
+
+Workers = StaticWorkers | EdsFileWorkers | DnsWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySettings:
+    """What an installation may choose. Durations in seconds, sizes in bytes.
+
+    Attributes:
+        workers: where the engines are.
+        routers: `host:port` of the Warmroute replicas (ext_proc and access log on one port).
+        listen_address: address of the listener clients use.
+        listen_port: its port; 0 lets the system choose (ask the admin interface for it).
+        admin_address: address of Envoy's admin interface.
+        admin_port: its port; 0 lets the system choose (`--admin-address-path` tells).
+        envoy_version: (major, minor) of the Envoy that will read this, 1.36 to 1.40. Below 1.38 usage of
+            streamed answers cannot be lifted; below 1.37 there are no first-body times.
+        body_mode: see `BodyMode`.
+        body_limit: largest request body; above it Envoy answers 413.
+        response_limit: largest JSON response whose usage is read; above it Envoy would answer 500.
+        message_timeout: longest wait for one answer of the router, then the request goes on without it.
+        max_message_timeout: longest wait the router may ask for when it queues a request.
+        first_token_observer: tell the router of a first token while it happens, not when the answer ends.
+        retries: other endpoints tried when one refuses.
+        connect_timeout: longest wait for a connection to an engine.
+        upstream_idle_timeout: idle connections to engines are closed after this; keep it below the
+            engine's keep-alive (uvicorn: 5 s), or requests meet connections that are just closing.
+        stream_idle_timeout: longest silence on a request, which must allow for the longest prefill.
+        log_flush_interval: delay of access log entries.
+        log_progress_interval: interval of intermediate entries for answers that run long; None for none.
+        routed_prefixes: paths that go through the router; all others are balanced by Envoy alone.
+        usage_free_paths: routed paths without usage lifting, because their JSON answers are large.
+        internal_headers: request headers only the router may set; removed when a client sends them.
+        node_id: name of this Envoy.
+        node_cluster: name of the group it belongs to.
+    """
+
+    workers: Workers
+    routers: tuple[str, ...] = ("127.0.0.1:50051",)
+    listen_address: str = "0.0.0.0"
+    listen_port: int = 10_000
+    admin_address: str = "127.0.0.1"
+    admin_port: int = 9901
+    envoy_version: EnvoyVersion = (1, 40)
+    body_mode: BodyMode = BodyMode.BUFFERED
+    body_limit: int = 64 << 20
+    response_limit: int = 64 << 20
+    message_timeout: float = 1.0
+    max_message_timeout: float = 60.0
+    first_token_observer: bool = False
+    retries: int = 2
+    connect_timeout: float = 1.0
+    upstream_idle_timeout: float = 4.0
+    stream_idle_timeout: float = 1800.0
+    log_flush_interval: float = 0.02
+    log_progress_interval: float | None = 10.0
+    routed_prefixes: tuple[str, ...] = ("/v1/", "/inference/v1/")
+    usage_free_paths: tuple[str, ...] = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+    internal_headers: tuple[str, ...] = (
+        "x-gateway-destination-endpoint",
+        "x-warmroute-ticket",
+        "x-warmroute-pool",
+    )
+    node_id: str = "warmroute-envoy"
+    node_cluster: str = "warmroute"
+
+    def __post_init__(self) -> None:
+        if self.envoy_version not in SUPPORTED_VERSIONS:
+            raise EnvoyConfigError(
+                f"Envoy {'.'.join(map(str, self.envoy_version))} is not supported: "
+                f"choose one of {', '.join(f'{major}.{minor}' for major, minor in SUPPORTED_VERSIONS)}"
+            )
+        if not self.routers:
+            raise EnvoyConfigError("no router address: name at least one host:port where warmroute serves")
+        if isinstance(self.workers, StaticWorkers) and not self.workers.endpoints:
+            raise EnvoyConfigError(
+                "no worker endpoint: name at least one host:port, an EDS file or a DNS name"
+            )
+        if not self.routed_prefixes:
+            raise EnvoyConfigError("no routed path prefix: nothing would ever reach the router")
+        for port in (self.listen_port, self.admin_port):
+            if not 0 <= port < 65_536:
+                raise EnvoyConfigError(f"port {port} is out of range: use 0 to 65535")
+        for name in ("body_limit", "response_limit"):
+            if not 0 < getattr(self, name) < 1 << 32:
+                raise EnvoyConfigError(f"{name} must be between 1 byte and 4 GiB")
+        # Whatever else is configured, no client may choose the destination.
+        if "x-gateway-destination-endpoint" not in self.internal_headers:
+            raise EnvoyConfigError("internal_headers must contain x-gateway-destination-endpoint")
+
+    @property
+    def router_addresses(self) -> tuple[Address, ...]:
+        """Parsed `routers`."""
+        return tuple(parse_address(text) for text in self.routers)
+
+
+def parse_version(text: str) -> EnvoyVersion:
+    """`1.40`, `v1.40.0` → (1, 40).
+
+    Raises:
+        EnvoyConfigError: not a version, or one that is not supported.
+    """
+    match = _VERSION.fullmatch(text.strip())
+    version = (int(match[1]), int(match[2])) if match else None
+    if version not in SUPPORTED_VERSIONS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED_VERSIONS)
+        raise EnvoyConfigError(f"Envoy version {text!r} is not supported: choose one of {known}")
+    return version
+
+
+def bootstrap(settings: EnvoySettings) -> dict[str, Any]:
+    """The complete bootstrap as plain data, in protobuf's JSON form with snake_case names.
+
+    Raises:
+        EnvoyConfigError: envoy-data-plane is not installed.
+        AddressError: an address in the settings is not `host:port`.
+    """
+    return _plain(_messages().bootstrap(settings))
+
+
+def workers_file(endpoints: Sequence[str]) -> dict[str, Any]:
+    """Content of the file an `EdsFileWorkers` setting names: a DiscoveryResponse with one assignment.
+
+    Raises:
+        EnvoyConfigError: envoy-data-plane is not installed.
+        AddressError: an endpoint is not `host:port`.
+    """
+    return {
+        "resources": [
+            {
+                "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+                **_plain(_messages().load_assignment("workers", [parse_address(text) for text in endpoints])),
+            }
+        ]
+    }
+
+
+def write_workers_file(path: str | Path, endpoints: Sequence[str]) -> None:
+    """Write a workers file and put it in place by rename, the only change Envoy notices."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.new")
+    temporary.write_text(to_yaml(workers_file(endpoints), comments=False), encoding="utf-8")
+    temporary.replace(target)
+
+
+def to_json(config: Mapping[str, Any]) -> str:
+    """Configuration as JSON text."""
+    return json.dumps(config, indent=2) + "\n"
+
+
+def to_yaml(config: Mapping[str, Any], *, comments: bool = True) -> str:
+    """Configuration as YAML text, with a comment wherever a value has a reason."""
+    text = yaml.safe_dump(dict(config), sort_keys=False, default_flow_style=False, width=1_000_000)
+    return envoy_comments.annotate(text) if comments else text
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    from betterproto2 import Casing
+
+    data: dict[str, Any] = message.to_dict(casing=Casing.SNAKE)
+    return data
+
+
+def _messages() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # The generated types use a spelling newer pydantic versions warn of; users cannot change it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from extproc.adapters import envoy_messages
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in {"betterproto2", "envoy_data_plane"}:
+            raise
+        raise EnvoyConfigError(
+            "building an Envoy configuration needs envoy-data-plane: pip install 'warmroute[envoy]'"
+        ) from error
+    return envoy_messages
