@@ -6,7 +6,7 @@
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
     decode  = expected_output * 2 * step_ms_per_sequence * n                [they slow us, we slow them]
               + expected_output * step_ms_per_1k_context * context_there / 1000
-              + interference * n * prefill                                  [our prefill delays their steps]
+              + interference * (n + 1) * prefill          [our prefill delays their steps, and whoever is next]
     kv risk = max(0, tokens needed - tokens the worker can hold) / rate     [expected recomputation]
 
 n is the number of sequences running there; sizes are tokens. Source of the shape: prefill is compute
@@ -29,7 +29,8 @@ class CostSettings:
         reload_tokens_per_s: rate at which offloaded KV comes back to the GPU.
         step_ms_per_sequence: what one more sequence adds to a decode step.
         step_ms_per_1k_context: what 1,000 more tokens of context add to a decode step.
-        interference: share of our prefill time that each running sequence is delayed by.
+        interference: share of our prefill time that each running sequence, and the next to come, is delayed
+            by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
         expected_output_tokens: generated tokens per request until learned.
         tie_ms: costs closer than this (or than 2 %) are equal.
     """
@@ -80,7 +81,7 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     decode_ms = (
         output * 2.0 * settings.step_ms_per_sequence * worker.sequences
         + output * settings.step_ms_per_1k_context * worker.context_tokens / 1000.0
-        + settings.interference * worker.sequences * prefill_ms
+        + settings.interference * (worker.sequences + 1) * prefill_ms
     )
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:

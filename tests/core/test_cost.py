@@ -24,8 +24,15 @@ def request(prompt=1000, uncovered=1000, offloaded=0, output=100.0, sequences=1)
 
 
 def test_an_idle_worker_costs_its_prefill():
-    cost = price(request(uncovered=500), worker(), CostSettings())
+    cost = price(request(uncovered=500), worker(), CostSettings(interference=0.0))
     assert cost.total_ms == cost.ttft_ms == pytest.approx(500.0)
+
+
+def test_at_equal_wait_the_worker_that_computes_less_is_cheaper():
+    warm = price(request(uncovered=10), worker(queued_prefill_ms=490.0), CostSettings())
+    cold = price(request(uncovered=500), worker(), CostSettings())
+    assert warm.ttft_ms == pytest.approx(cold.ttft_ms)
+    assert warm.total_ms < cold.total_ms
 
 
 def test_each_cause_lands_in_its_own_term():
