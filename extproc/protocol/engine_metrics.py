@@ -1,0 +1,245 @@
+"""An engine's Prometheus page to `EngineMetrics`, one per data-parallel rank.
+
+The library parses; before it does, lines of families nobody asks for are dropped by name, because a page
+has 600 lines of which 25 matter. Rules:
+
+- a family that is missing, or a value that is NaN, infinite or impossible, is None, never 0;
+- the newer name of a family wins over the older;
+- several series of one rank are added (shares: the highest counts);
+- no `engine` label means rank 0; information without that label holds for every rank of the page;
+- of `lora_requests_info` only the newest series counts: its value is a timestamp, old series stay.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.core.errors import ProtocolError
+from extproc.core.types import EngineMetrics, HistogramTotals
+
+RUNNING = ("vllm:num_requests_running",)
+WAITING = ("vllm:num_requests_waiting",)
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+CACHE_QUERIES = (
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_queries",
+    "vllm:gpu_prefix_cache_queries_total",
+    "vllm:gpu_prefix_cache_queries",
+)
+CACHE_HITS = (
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_hits",
+    "vllm:gpu_prefix_cache_hits_total",
+    "vllm:gpu_prefix_cache_hits",
+)
+PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+PROMPT_TOKENS = ("vllm:prompt_tokens_total",)
+GENERATION_TOKENS = ("vllm:generation_tokens_total",)
+CACHE_INFO = "vllm:cache_config_info"
+LORA_INFO = "vllm:lora_requests_info"
+
+TTFT = ("vllm:time_to_first_token_seconds",)
+QUEUE_TIME = ("vllm:request_queue_time_seconds",)
+PREFILL_TIME = ("vllm:request_prefill_time_seconds",)
+INTER_TOKEN = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+
+_HISTOGRAMS = (*TTFT, *QUEUE_TIME, *PREFILL_TIME, *INTER_TOKEN)
+
+SAMPLE_NAMES: tuple[str, ...] = (
+    *RUNNING,
+    *WAITING,
+    *KV_USAGE,
+    *CACHE_QUERIES,
+    *CACHE_HITS,
+    *PREEMPTIONS,
+    *PROMPT_TOKENS,
+    *GENERATION_TOKENS,
+    CACHE_INFO,
+    LORA_INFO,
+    *(f"{name}{part}" for name in _HISTOGRAMS for part in ("_sum", "_count")),
+)
+"""Every sample that is read: what a filtered scrape asks for."""
+
+_WANTED = frozenset(SAMPLE_NAMES)
+_SHOWN = 120  # characters of a bad line that an error quotes
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Samples of one rank: name to the values of its series."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    model_name: str | None = None
+
+
+@dataclass(slots=True)
+class _Page:
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    # Rank (None: the page's) to labels of the info series, and the newest lora series.
+    cache_info: dict[int | None, Mapping[str, str]] = field(default_factory=dict)
+    lora: dict[int | None, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
+
+
+def parse_engine_metrics(page: str | bytes) -> dict[int, EngineMetrics]:
+    """Metrics by data-parallel rank. A page without any family of an engine gives an empty dict.
+
+    Raises:
+        ProtocolError: not the text exposition format, cut off, or a wanted line is malformed.
+    """
+    text = _decode(page)
+    seen = _Page()
+    found = False
+    for name, labels, value in _samples(_wanted_lines(text)):
+        found = True
+        _add(seen, name, labels, value)
+    if not found:
+        _require_exposition_format(text)
+    # Information alone (an engine that has not counted anything yet) still names its rank.
+    for rank in (*seen.cache_info, *seen.lora):
+        if rank is not None:
+            seen.ranks.setdefault(rank, _Rank())
+    if found and not seen.ranks:
+        seen.ranks[0] = _Rank()
+    return {rank: _metrics(seen, rank) for rank in sorted(seen.ranks)}
+
+
+def has_unwanted_samples(page: str) -> bool:
+    """Whether a page holds more than the samples of `SAMPLE_NAMES` (a server that ignored the filter)."""
+    return any(
+        line.strip() and line[0] != "#" and _sample_name(line) not in _WANTED for line in page.split("\n")
+    )
+
+
+def _decode(page: str | bytes) -> str:
+    if isinstance(page, bytes):
+        try:
+            page = page.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"metrics page is not UTF-8 text: {error.reason}") from error
+    # The format ends every line with a line feed, so a missing one means a value may be cut in half.
+    if page and not page.endswith("\n"):
+        raise ProtocolError(f"metrics page is cut off: it ends with {page[-_SHOWN:].splitlines()[-1]!r}")
+    return page
+
+
+def _wanted_lines(text: str) -> Iterator[str]:
+    for line in text.split("\n"):
+        if line.startswith("vllm:") and _sample_name(line) in _WANTED:
+            yield line
+
+
+def _sample_name(line: str) -> str:
+    return line.partition("{")[0].split(maxsplit=1)[0]
+
+
+def _samples(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str], float]]:
+    for line in lines:
+        try:
+            # One line at a time, so that an error can name it.
+            for family in text_string_to_metric_families(line):
+                for sample in family.samples:
+                    yield sample.name, sample.labels, float(sample.value)
+        except (ValueError, IndexError) as error:
+            raise ProtocolError(f"malformed line in metrics page: {line[:_SHOWN]!r}") from error
+
+
+def _require_exposition_format(text: str) -> None:
+    for line in text.split("\n"):
+        if not line or line.isspace() or line.startswith("#"):
+            continue
+        for _ in _samples([line]):
+            return
+
+
+def _add(page: _Page, name: str, labels: Mapping[str, str], value: float) -> None:
+    rank = _rank(labels)
+    if name == CACHE_INFO:
+        page.cache_info.setdefault(rank, labels)
+        return
+    if name == LORA_INFO:
+        newest = page.lora.get(rank)
+        if math.isfinite(value) and (newest is None or value > newest[0]):
+            page.lora[rank] = (value, labels)
+        return
+    state = page.ranks.setdefault(rank or 0, _Rank())
+    state.values.setdefault(name, []).append(value)
+    state.model_name = state.model_name or labels.get("model_name")
+
+
+def _rank(labels: Mapping[str, str]) -> int | None:
+    text = labels.get("engine")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ProtocolError(f"metrics page has engine={text!r}: expected the number of a data-parallel rank")
+    return int(text)
+
+
+def _metrics(page: _Page, rank: int) -> EngineMetrics:
+    state = page.ranks[rank]
+    values = state.values
+    info = page.cache_info.get(rank, page.cache_info.get(None, {}))
+    _, lora = page.lora.get(rank, page.lora.get(None, (0.0, {})))
+    usage = _value(values, KV_USAGE, max)
+    return EngineMetrics(
+        running=_whole(_value(values, RUNNING)),
+        waiting=_whole(_value(values, WAITING)),
+        kv_usage=None if usage is None or usage > 1.0 else usage,
+        block_size=_positive(info.get("block_size")),
+        num_gpu_blocks=_positive(info.get("num_gpu_blocks")),
+        prefix_cache_queries=_value(values, CACHE_QUERIES),
+        prefix_cache_hits=_value(values, CACHE_HITS),
+        preemptions=_value(values, PREEMPTIONS),
+        prompt_tokens=_value(values, PROMPT_TOKENS),
+        generation_tokens=_value(values, GENERATION_TOKENS),
+        ttft=_totals(values, TTFT),
+        queue_time=_totals(values, QUEUE_TIME),
+        prefill_time=_totals(values, PREFILL_TIME),
+        inter_token=_totals(values, INTER_TOKEN),
+        model_name=state.model_name,
+        adapters=_adapters(lora),
+    )
+
+
+def _value(
+    values: Mapping[str, list[float]],
+    names: Iterable[str],
+    combine: Callable[[list[float]], float] = math.fsum,
+) -> float | None:
+    """The first name on the page, over its series; None when a series makes no sense."""
+    for name in names:
+        series = values.get(name)
+        if series is not None:
+            return combine(series) if all(math.isfinite(one) and one >= 0 for one in series) else None
+    return None
+
+
+def _totals(values: Mapping[str, list[float]], names: Iterable[str]) -> HistogramTotals | None:
+    for name in names:
+        total, count = _value(values, (f"{name}_sum",)), _value(values, (f"{name}_count",))
+        if total is not None and count is not None:
+            return HistogramTotals(total, count)
+    return None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _positive(text: str | None) -> int | None:
+    """A positive whole number; anything else ("None" before the engine knows it) is unknown."""
+    if text is None or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text) or None
+
+
+def _adapters(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Adapters with requests running or waiting, sorted."""
+    names = (
+        name.strip()
+        for key in ("running_lora_adapters", "waiting_lora_adapters")
+        for name in labels.get(key, "").split(",")
+    )
+    return tuple(sorted({name for name in names if name}))
