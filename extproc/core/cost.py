@@ -6,7 +6,7 @@
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
     decode  = expected_output * 2 * step_ms_per_sequence * n                [they slow us, we slow them]
               + expected_output * step_ms_per_1k_context * context_there / 1000
-              + interference * (n + 1) * prefill          [our prefill delays their steps, and whoever is next]
+              + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - tokens the worker can hold) / rate     [expected recomputation]
 
 n is the number of sequences running there; sizes are tokens. Source of the shape: prefill is compute

@@ -66,14 +66,20 @@ class Released:
 
     @property
     def predicted_cached_tokens(self) -> int | None:
-        """The prediction for the worker that served it; None when there was none to make."""
+        """The prediction for the worker that served it; None when there was none to make.
+
+        Engines count blocks loaded back from a slower tier as cached, so both are in it.
+        """
         decision = self.lease.decision
         if not decision.request.prompts:
             return None
         served = self.completion.served_by
-        if served is None:
-            return decision.chosen.cached_tokens
-        return next((c.cached_tokens for c in decision.candidates if c.worker.endpoint == served), None)
+        hits = (
+            candidate.cached_tokens + candidate.offloaded_tokens
+            for candidate in decision.candidates
+            if served in (None, candidate.worker.endpoint)
+        )
+        return next(hits, None)
 
     @property
     def prediction_was_exact(self) -> bool | None:

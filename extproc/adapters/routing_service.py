@@ -1,0 +1,218 @@
+"""One request, from what Envoy sent to where it goes: parse, tokenize, schedule, and account for its end.
+
+Whatever cannot be understood is routed by load. Only a body that no engine could read, and a pool with
+nothing ready, are refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.routing import HttpRequest
+from extproc.core.errors import NoEndpointError
+from extproc.core.namespace import Namespace
+from extproc.core.router import Released, Router, fallbacks
+from extproc.core.types import Completion, Decision, Outcome, RoutingRequest
+from extproc.protocol.endpoint_picker import match_subset
+from extproc.protocol.ext_proc_messages import PassThrough, Route
+from extproc.protocol.openai import BadRequest, InferenceRequest, LoadOnly, parse_request
+from extproc.protocol.rejections import Reject, no_ready_endpoint
+
+DP_RANK_HEADER = "x-data-parallel-rank"
+_BYTES_PER_TOKEN = 4  # only for requests that are routed by load
+
+
+@dataclass(slots=True)
+class PoolContext:
+    """What the service knows of one pool.
+
+    `base_models` are served base model names, configured or learned from the engines; any other model name
+    is an adapter. While none is known, every request is taken to be for the base model.
+    """
+
+    name: str
+    prompts: PromptService | None
+    model_revision: str
+    tokenizer_revision: str
+    base_models: set[str] = field(default_factory=set)
+
+    def adapter(self, model: str) -> str | None:
+        """The adapter a model name stands for; None for the base model."""
+        return None if not self.base_models or model in self.base_models else model
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """What happened, since the start."""
+
+    routed: int = 0
+    load_only: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    exact: int = 0
+    mispredicted: int = 0
+    lost: int = 0
+
+
+class WarmRoutingService:
+    """Implements `RoutingService` with a `Router`.
+
+    Args:
+        router: decides; owned by the same event loop.
+        pools: contexts by pool name, the default one first.
+        log: where finished requests are written.
+        clock: monotonic seconds.
+        fallbacks: how many endpoints a decision names.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        pools: Mapping[str, PoolContext],
+        log: DecisionLog,
+        clock: Callable[[], float],
+        fallback_count: int,
+    ) -> None:
+        self._router = router
+        self._pools = dict(pools)
+        self._default = next(iter(pools.values()))
+        self._log = log
+        self._clock = clock
+        self._fallback_count = fallback_count
+        self.counters = ServiceCounters()
+
+    async def route(self, request: HttpRequest) -> Route | Reject | PassThrough:
+        """See `RoutingService`."""
+        try:
+            parsed = parse_request(request.method, request.path, request.headers, request.body)
+        except BadRequest as error:
+            return self._rejected(
+                Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
+            )
+        pool = self._pool_of(parsed.model)
+        try:
+            ask = await self._describe(request, parsed, pool)
+        except BadRequest as error:
+            return self._rejected(
+                Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
+            )
+        try:
+            decision = self._router.schedule(ask, self._clock())
+        except NoEndpointError as error:
+            return self._rejected(no_ready_endpoint(f"{error}; try again later."))
+        self.counters.routed += 1
+        if ask.load_only is not None:
+            counts = self.counters.load_only
+            counts[ask.load_only] = counts.get(ask.load_only, 0) + 1
+        endpoints = fallbacks(decision, self._fallback_count)
+        if request.override is not None:
+            endpoints = self._overridden(request.override)
+        return Route(endpoints, decision.lease_id, self._headers(decision))
+
+    def first_body(self, lease_id: str) -> None:
+        """See `RoutingService`."""
+        self._router.on_first_token(lease_id, self._clock())
+
+    def progress(self, lease_id: str) -> None:
+        """See `RoutingService`."""
+        self._router.on_progress(lease_id, 0, self._clock())
+
+    def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
+        """See `RoutingService`."""
+        if cancelled:
+            self.finish(
+                self._router.release(lease_id, Completion(Outcome.CANCELLED), self._clock()),
+            )
+        else:
+            self._router.on_stream_ended(lease_id, self._clock())
+
+    def completed(self, lease_id: str, completion: Completion) -> None:
+        """See `RoutingService`."""
+        self.finish(self._router.release(lease_id, completion, self._clock()))
+
+    def access_log_streams(self, open_streams: int) -> None:
+        """See `RoutingService`."""
+        self._router.on_access_log(is_open=open_streams > 0)
+
+    def models_learned(self, pool: str, base_models: Iterable[str]) -> None:
+        """An engine of `pool` told which base models it serves."""
+        context = self._pools.get(pool)
+        if context is not None:
+            context.base_models.update(base_models)
+
+    def finish(self, *released: Released | None) -> None:
+        """Audit and log leases that have ended."""
+        for one in released:
+            if one is None:
+                continue
+            if one.prediction_was_exact is not None:
+                if one.prediction_was_exact:
+                    self.counters.exact += 1
+                else:
+                    self.counters.mispredicted += 1
+            if one.completion.outcome is Outcome.LOST:
+                self.counters.lost += 1
+            self._log.write(one)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _pool_of(self, model: str | None) -> PoolContext:
+        for pool in self._pools.values():
+            if model in pool.base_models:
+                return pool
+        return self._default
+
+    async def _describe(
+        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext
+    ) -> RoutingRequest:
+        model = parsed.model or ""
+        ask = RoutingRequest(
+            request_id=http.request_id,
+            model=model,
+            pool=pool.name,
+            namespace=Namespace(pool.model_revision, pool.tokenizer_revision, pool.adapter(model)),
+            prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
+            subset=self._subset(http),
+        )
+        if isinstance(parsed, LoadOnly):
+            ask.load_only = parsed.reason
+            return ask
+        ask.namespace = ask.namespace._replace(cache_salt=parsed.cache_salt)
+        ask.max_output_tokens = parsed.max_output_tokens
+        ask.sequences = parsed.sequences
+        ask.stream = parsed.stream
+        if pool.prompts is None:
+            ask.load_only = "no-tokenizer"
+            return ask
+        encoded = await pool.prompts.encode(parsed)
+        if isinstance(encoded, LoadOnly):
+            ask.load_only = encoded.reason
+            return ask
+        ask.prompts = encoded.prompts
+        ask.prompt_tokens = sum(len(prompt) for prompt in encoded.prompts)
+        return ask
+
+    def _subset(self, http: HttpRequest) -> frozenset[str] | None:
+        if http.override is not None:
+            return frozenset(self._overridden(http.override)[:1])
+        return match_subset(http.subset, self._endpoints())
+
+    def _overridden(self, override: str) -> tuple[str, ...]:
+        """Members named by a conformance test, in its order."""
+        members = set(self._endpoints())
+        return tuple(part for name in override.split(",") if (part := name.strip()) in members)
+
+    def _endpoints(self) -> list[str]:
+        return [state.id.endpoint for state in self._router.table.all()]
+
+    def _headers(self, decision: Decision) -> dict[str, str]:
+        worker = decision.chosen.worker
+        state = self._router.table.get(worker)
+        if state is None or state.member.dp_size == 1:
+            return {}
+        return {DP_RANK_HEADER: str(worker.dp_rank)}
+
+    def _rejected(self, reject: Reject) -> Reject:
+        counts = self.counters.rejected
+        counts[reject.why] = counts.get(reject.why, 0) + 1
+        return reject
