@@ -26,7 +26,7 @@ class _Section(BaseModel):
 class KvEvents(_Section):
     """Where a pool's engines publish KV events. `*` or no host means the worker's own host."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="subscribe to KV events")
     endpoint: str = Field("tcp://*:5557", description="ZMQ PUB endpoint of data-parallel rank 0")
     replay: str | None = Field("tcp://*:5558", description="ZMQ replay endpoint of rank 0; null: no replay")
     bind: bool = Field(default=False, description="the engines connect to us; `endpoint` is our address")
@@ -36,18 +36,18 @@ class KvEvents(_Section):
 class Dns(_Section):
     """Workers behind a DNS name; every address it resolves to is a worker."""
 
-    name: str
-    port: Annotated[int, Field(ge=1, le=65535)]
-    interval_s: Seconds = 5.0
+    name: str = Field(description="host name, resolved by the system")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(description="port of every worker")
+    interval_s: Seconds = Field(5.0, description="seconds between resolutions")
 
 
 class StaticWorker(_Section):
     """One engine server, with its own KV endpoints where they differ from the pool's."""
 
-    endpoint: str
-    dp_size: Annotated[int, Field(ge=1)] = 1
-    kv_events: str | None = None
-    kv_replay: str | None = None
+    endpoint: str = Field(description="`host:port`")
+    dp_size: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks behind it")
+    kv_events: str | None = Field(None, description="its own KV event endpoint")
+    kv_replay: str | None = Field(None, description="its own replay endpoint")
 
 
 class Discovery(_Section):
@@ -74,8 +74,8 @@ class Discovery(_Section):
 class Scrape(_Section):
     """How the engines' /metrics pages are read."""
 
-    interval_s: Seconds = 1.0
-    timeout_s: Seconds = 2.0
+    interval_s: Seconds = Field(1.0, description="seconds between scrapes of one worker")
+    timeout_s: Seconds = Field(2.0, description="longest a scrape may take")
     failure_limit: Annotated[int, Field(ge=1)] = Field(3, description="failures in a row before not ready")
     stale_after_s: Seconds = Field(5.0, description="older figures are not used")
 
@@ -89,9 +89,18 @@ class Model(_Section):
     names: list[str] = Field(default_factory=list, description="served base model names; others are adapters")
     revision: str = Field("", description="model revision: engines of another revision share no KV")
     chat_template: Path | None = Field(None, description="template file, when the engine runs with one")
-    content_format: Literal["auto", "string", "openai"] = "auto"
-    template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    fast_tokenizer: Literal["auto", "off"] = "auto"
+    content_format: Literal["auto", "string", "openai"] = Field(
+        "auto", description="as the engine's --chat-template-content-format"
+    )
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="as the engine's --default-chat-template-kwargs"
+    )
+    fast_tokenizer: Literal["auto", "off"] = Field(
+        "auto", description="use fastokens if installed and its ids agree with tokenizers at load"
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False, description="as the engine's flag of that name"
+    )
     worker_tokenize: bool = Field(
         default=False, description="ask a worker's /tokenize where local rendering is not supported"
     )
@@ -100,11 +109,10 @@ class Model(_Section):
 class Pool(_Section):
     """A set of workers serving one base model."""
 
-    name: str = "default"
+    name: str = Field("default", description="what logs call it")
     model: Model = Field(default_factory=Model)
     discovery: Discovery
     kv_events: KvEvents = Field(default_factory=KvEvents)
-    scrape: Scrape = Field(default_factory=Scrape)
     block_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="tokens per KV block until an engine tells; null: claim nothing until then"
     )
@@ -116,14 +124,31 @@ _COST = CostSettings()
 class Cost(_Section):
     """Coefficients of the cost model; see `extproc/core/cost.py` for the formula."""
 
-    prefill_tokens_per_s: Annotated[float, Field(gt=0)] = _COST.prefill_tokens_per_s
-    quadratic_ms: Annotated[float, Field(ge=0)] = _COST.quadratic_ms
-    reload_tokens_per_s: Annotated[float, Field(gt=0)] = _COST.reload_tokens_per_s
-    step_ms_per_sequence: Annotated[float, Field(ge=0)] = _COST.step_ms_per_sequence
-    step_ms_per_1k_context: Annotated[float, Field(ge=0)] = _COST.step_ms_per_1k_context
-    interference: Annotated[float, Field(ge=0)] = _COST.interference
-    expected_output_tokens: Annotated[float, Field(gt=0)] = _COST.expected_output_tokens
-    tie_ms: Annotated[float, Field(ge=0)] = _COST.tie_ms
+    prefill_tokens_per_s: Annotated[float, Field(gt=0)] = Field(
+        _COST.prefill_tokens_per_s, description="prefill rate of a worker until it is learned"
+    )
+    quadratic_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.quadratic_ms, description="extra ms per uncovered token for each 1,000 tokens of context"
+    )
+    reload_tokens_per_s: Annotated[float, Field(gt=0)] = Field(
+        _COST.reload_tokens_per_s, description="rate at which offloaded KV comes back to the GPU"
+    )
+    step_ms_per_sequence: Annotated[float, Field(ge=0)] = Field(
+        _COST.step_ms_per_sequence, description="what one more sequence adds to a decode step"
+    )
+    step_ms_per_1k_context: Annotated[float, Field(ge=0)] = Field(
+        _COST.step_ms_per_1k_context, description="what 1,000 more tokens of context add to a decode step"
+    )
+    interference: Annotated[float, Field(ge=0)] = Field(
+        _COST.interference,
+        description="share of our prefill by which each running sequence, and the next to come, is delayed",
+    )
+    expected_output_tokens: Annotated[float, Field(gt=0)] = Field(
+        _COST.expected_output_tokens, description="generated tokens per request until learned"
+    )
+    tie_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.tie_ms, description="costs closer than this (or than 2 %) are equal"
+    )
 
     def settings(self) -> CostSettings:
         """The core's form of it."""
@@ -149,15 +174,17 @@ class DecisionLog(_Section):
 class Envoy(_Section):
     """What `warmroute envoy-config` builds."""
 
-    listen: str = "0.0.0.0:10000"
-    admin: str = "127.0.0.1:19000"
+    listen: str = Field("0.0.0.0:10000", description="where clients connect")
+    admin: str = Field("127.0.0.1:9901", description="Envoy's admin interface")
     router: list[str] = Field(default_factory=list, description="where Envoy finds us; default: `listen`")
-    body_mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = "BUFFERED"
-    message_timeout_s: Seconds = 0.5
-    first_token_observer: bool = False
-    version: str = "1.40"
+    body_mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = Field(
+        "BUFFERED", description="how Envoy hands us bodies"
+    )
+    message_timeout_s: Seconds = Field(1.0, description="then the request goes on without us")
+    first_token_observer: bool = Field(default=False, description="tell us of first tokens while they happen")
+    version: str = Field("1.40", description="Envoy that will read it, 1.36 to 1.40")
     eds_file: Path | None = Field(
-        None, description="worker list for Envoy; default: the pool's discovery file, names or addresses"
+        None, description="worker list for Envoy; null: as the pools' discovery says"
     )
 
 
@@ -166,11 +193,12 @@ class Config(_Section):
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
     pools: Annotated[list[Pool], Field(min_length=1)]
-    policy: PolicyName = "token-load"
+    policy: PolicyName = Field("token-load", description="token-load, least-load or round-robin")
     fallbacks: Annotated[int, Field(ge=1)] = Field(3, description="endpoints named per request, in order")
     seed: int | None = Field(None, description="seed of the tie-breaks; null: random")
     test_mode: bool = Field(default=False, description="honour conformance test headers; never in production")
     cost: Cost = Field(default_factory=Cost)
+    scrape: Scrape = Field(default_factory=Scrape)
     limits: Limits = Field(default_factory=Limits)
     decision_log: DecisionLog = Field(default_factory=DecisionLog)
     envoy: Envoy = Field(default_factory=Envoy)
@@ -190,13 +218,11 @@ class Config(_Section):
         return self
 
     def router_settings(self) -> RouterSettings:
-        """The core's form of the settings. Scrape settings are the first pool's."""
-        scrape = self.pools[0].scrape
+        """The core's form of the settings."""
         return RouterSettings(
-            stale_after_s=scrape.stale_after_s,
-            failure_limit=scrape.failure_limit,
+            stale_after_s=self.scrape.stale_after_s,
+            failure_limit=self.scrape.failure_limit,
             lease_expiry_s=self.limits.lease_expiry_s,
-            default_block_size=self.pools[0].block_size,
         )
 
 

@@ -45,7 +45,6 @@ class RouterSettings:
             when no access log stream is open.
         failure_limit: scrapes in a row that must fail before a worker is not ready.
         unreachable_s: how long a failed connection keeps a worker out when no scrape clears it.
-        default_block_size: block size of a worker that has not told its own; None = claim no prefix.
     """
 
     stale_after_s: float = 5.0
@@ -53,7 +52,21 @@ class RouterSettings:
     stream_grace_s: float = 5.0
     failure_limit: int = 3
     unreachable_s: float = 10.0
-    default_block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What is configured about one pool.
+
+    Attributes:
+        model_revision: seeds the pool's hash chains, as does `tokenizer_revision`.
+        tokenizer_revision: see there.
+        block_size: tokens per block of a worker that has not told its own; None = claim no prefix.
+    """
+
+    model_revision: str = ""
+    tokenizer_revision: str = ""
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,9 @@ class Released:
         return predicted == actual
 
 
+_NOTHING_CONFIGURED = PoolFacts()
+
+
 class Router:
     """Decides where requests go. Not thread-safe: one event loop owns it.
 
@@ -97,7 +113,7 @@ class Router:
         policy: orders the candidates.
         rng: the only randomness, for ties.
         new_lease_id: makes ids of leases; they must be unguessable where clients are not trusted.
-        revisions: (model revision, tokenizer revision) of each pool, which seed its hash chains.
+        pools: facts by pool name; a pool that is not named has none.
     """
 
     def __init__(
@@ -106,7 +122,7 @@ class Router:
         rng: Random,
         *,
         new_lease_id: Callable[[], str],
-        revisions: Mapping[str, tuple[str, str]],
+        pools: Mapping[str, PoolFacts],
         costs: CostSettings | None = None,
         settings: RouterSettings | None = None,
     ) -> None:
@@ -115,7 +131,7 @@ class Router:
         self._policy = policy
         self._rng = rng
         self._new_lease_id = new_lease_id
-        self._revisions = dict(revisions)
+        self._pools = dict(pools)
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
         self.ledger = LoadLedger()
         self.index = KvIndex()
@@ -214,8 +230,8 @@ class Router:
         for worker in change.added:
             state = self.table.get(worker)
             if state is not None:
-                revisions = self._revisions.get(state.member.pool, ("", ""))
-                self.index.add_worker(worker, *revisions)
+                pool = self._pools.get(state.member.pool, _NOTHING_CONFIGURED)
+                self.index.add_worker(worker, pool.model_revision, pool.tokenizer_revision)
         return change, released
 
     def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
@@ -271,7 +287,7 @@ class Router:
         learned = self.index.block_size(state.id)
         if learned is None and state.metrics is not None:
             learned = state.metrics.block_size
-        return learned or self.settings.default_block_size
+        return learned or self._pools.get(state.member.pool, _NOTHING_CONFIGURED).block_size
 
     def _match(
         self,

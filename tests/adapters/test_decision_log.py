@@ -6,7 +6,7 @@ import pytest
 from extproc.adapters.decision_log import DecisionLog
 from extproc.core.cost import CostSettings
 from extproc.core.policies import TokenLoad
-from extproc.core.router import Router
+from extproc.core.router import PoolFacts, Router
 from extproc.core.types import Completion, Outcome
 from tests.support.core import NAMESPACE, hashes, members, request, stored, worker
 
@@ -21,7 +21,7 @@ def router():
         TokenLoad(costs),
         Random(1),
         new_lease_id=lambda: next(ids),
-        revisions={"default": (NAMESPACE.model_revision, NAMESPACE.tokenizer_revision)},
+        pools={"default": PoolFacts(NAMESPACE.model_revision, NAMESPACE.tokenizer_revision)},
     )
     router.on_membership(members(2), 0.0)
     router.on_kv_events(worker(1), [stored(PROMPT[:96])])

@@ -11,7 +11,7 @@ from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
-from extproc.core.router import Router, RouterSettings, fallbacks
+from extproc.core.router import PoolFacts, Router, RouterSettings, fallbacks
 from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 
@@ -25,9 +25,9 @@ def make_router(workers=3, *, policy="token-load", seed=1, **fields):
         POLICIES[policy](costs),
         Random(seed),
         new_lease_id=lambda: f"lease-{next(ids)}",
-        revisions={"default": ("model", "tokenizer")},
+        pools={"default": PoolFacts("model", "tokenizer", BLOCK)},
         costs=costs,
-        settings=RouterSettings(default_block_size=BLOCK, **fields),
+        settings=RouterSettings(**fields),
     )
     router.on_membership(members(workers), 0.0)
     return router
