@@ -1,0 +1,224 @@
+"""What a request to an OpenAI-style (or Anthropic-style) server asks for: bytes in, `InferenceRequest` out.
+
+Only what routing needs is interpreted; whether the rest is valid is the engine's business. A request that is
+none of ours, or that we cannot read, is `LoadOnly`: it is routed by load. Only a body that no server could
+read (no JSON object on an inference path) is refused, in the error shape OpenAI clients expect.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from extproc.core.errors import WarmrouteError
+
+DECODED_LIMIT = 64 * 1024 * 1024
+"""Most bytes a compressed body may decode to before it is routed by load only."""
+
+_GZIP_MEMBERS = 16  # each one copies what is left of the body: a bomb of another kind
+
+COMPLETION_DEFAULT_MAX_TOKENS = 16  # what /v1/completions generates when the request does not say
+
+
+class RequestKind(StrEnum):
+    """The inference endpoints whose prompts we can read."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+PATHS: Mapping[str, RequestKind] = {
+    "/v1/chat/completions": RequestKind.CHAT,
+    "/v1/completions": RequestKind.COMPLETION,
+    "/v1/responses": RequestKind.RESPONSES,
+    "/v1/messages": RequestKind.MESSAGES,
+}
+
+_OUTPUT_LIMIT_KEYS: Mapping[RequestKind, tuple[str, ...]] = {
+    RequestKind.CHAT: ("max_completion_tokens", "max_tokens"),
+    RequestKind.COMPLETION: ("max_tokens",),
+    RequestKind.RESPONSES: ("max_output_tokens",),
+    RequestKind.MESSAGES: ("max_tokens",),
+}
+
+
+class BadRequest(WarmrouteError):  # noqa: N818  # named for the HTTP status it becomes
+    """The request cannot be served by any engine. Carries the fields of OpenAI's error object."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        """The JSON error body."""
+        error = {
+            "message": self.message,
+            "type": "invalid_request_error",
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOnly:
+    """Route by load alone. `reason` is one of a few fixed words (it labels metrics)."""
+
+    reason: str
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One generation request. `body` is the parsed JSON object with its keys in wire order: never change it.
+
+    `sequences` is how many sequences the engine will run (prompts times `n`); `size` is the length of the
+    (decoded) body in bytes; `max_output_tokens` is per sequence.
+    """
+
+    kind: RequestKind
+    model: str | None
+    body: dict[str, Any]
+    size: int
+    max_output_tokens: int | None = None
+    stream: bool = False
+    cache_salt: str | None = None
+    sequences: int = 1
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    priority: int | None = None
+
+
+def parse_request(
+    method: str, path: str, headers: Mapping[str, str], body: bytes
+) -> InferenceRequest | LoadOnly:
+    """Read one request. `headers` have lower-case names; `path` may carry a query string.
+
+    Raises:
+        BadRequest: the path is an inference endpoint and the body is not a JSON object.
+    """
+    kind = PATHS.get(path.partition("?")[0])
+    if method != "POST":
+        return LoadOnly("method")
+    if kind is None:
+        return LoadOnly("path", _model_of(body))
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        decoded = _gunzip(body) if encoding in ("gzip", "x-gzip") else None
+        if decoded is None:
+            return LoadOnly("content-encoding")
+        body = decoded
+    if not body:
+        raise BadRequest(400, "The request body is empty; expected a JSON object.", code="empty_body")
+    try:
+        document = decode_json(body)
+    except RecursionError:
+        return LoadOnly("json-too-deep")
+    if not isinstance(document, dict):
+        raise BadRequest(400, "The request body must be a JSON object.", code="invalid_json")
+    return _describe(kind, document, len(body))
+
+
+def decode_json(body: bytes) -> Any:
+    """Decode as the engine does, with Python's `json`: last duplicate wins, NaN and lone surrogates pass.
+
+    msgspec agrees with it on whatever it accepts (tested), and is several times faster.
+
+    Raises:
+        BadRequest: not JSON for either; the message says where, and never echoes the body.
+        RecursionError: nested too deeply for either.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        pass
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise BadRequest(400, f"The request body is not valid JSON ({where}).", code="invalid_json") from None
+    except ValueError:  # not UTF-8, or an integer of thousands of digits
+        raise BadRequest(400, "The request body is not valid JSON.", code="invalid_json") from None
+
+
+def _describe(kind: RequestKind, body: dict[str, Any], size: int) -> InferenceRequest:
+    limits = (_integer(body.get(key)) for key in _OUTPUT_LIMIT_KEYS[kind])
+    limit = next((value for value in limits if value is not None), None)
+    sequences = _integer(body.get("n")) or 1
+    user = _text(body.get("user"))
+    if kind is RequestKind.COMPLETION:
+        sequences *= _prompt_count(body.get("prompt"))
+        if "max_tokens" not in body:
+            limit = COMPLETION_DEFAULT_MAX_TOKENS
+    elif kind is RequestKind.MESSAGES and isinstance(body.get("metadata"), dict):
+        user = _text(body["metadata"].get("user_id"))
+    return InferenceRequest(
+        kind=kind,
+        model=_text(body.get("model")),
+        body=body,
+        size=size,
+        max_output_tokens=limit,
+        stream=body.get("stream") is True,
+        cache_salt=_text(body.get("cache_salt")),
+        sequences=max(1, sequences),
+        prompt_cache_key=_text(body.get("prompt_cache_key")),
+        user=user,
+        priority=_integer(body.get("priority")),
+    )
+
+
+def _prompt_count(prompt: object) -> int:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return 1
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+class _ModelOnly(msgspec.Struct):
+    model: str | None = None
+
+
+def _model_of(body: bytes) -> str | None:
+    """The `model` field of a body we otherwise do not read, if it has one."""
+    try:
+        return msgspec.json.decode(body, type=_ModelOnly).model or None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _gunzip(data: bytes) -> bytes | None:
+    """The decoded bytes; None when the data is broken or decodes to more than `DECODED_LIMIT`."""
+    out: list[bytes] = []
+    room = DECODED_LIMIT
+    for _ in range(_GZIP_MEMBERS):
+        decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        try:
+            piece = decoder.decompress(data, room + 1)
+        except zlib.error:
+            return None
+        room -= len(piece)
+        if room < 0 or not decoder.eof:
+            return None
+        out.append(piece)
+        data = decoder.unused_data  # gzip members may follow one another
+        if not data:
+            return b"".join(out)
+    return None
