@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
+from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.estimators import OutputLengths, PrefillRates
-from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import Lease, LoadLedger
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.types import (
-    Candidate,
     Completion,
     Decision,
     EngineMetrics,
@@ -28,7 +27,7 @@ from extproc.core.types import (
     RoutingRequest,
     WorkerId,
 )
-from extproc.core.worker_table import MembershipChange, WorkerState, WorkerTable
+from extproc.core.worker_table import MembershipChange, WorkerTable
 
 _LEARN_MIN_TOKENS = 256
 _LEARN_MAX_QUEUE_SHARE = 0.1
@@ -52,21 +51,6 @@ class RouterSettings:
     stream_grace_s: float = 5.0
     failure_limit: int = 3
     unreachable_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFacts:
-    """What is configured about one pool.
-
-    Attributes:
-        model_revision: seeds the pool's hash chains, as does `tokenizer_revision`.
-        tokenizer_revision: see there.
-        block_size: tokens per block of a worker that has not told its own; None = claim no prefix.
-    """
-
-    model_revision: str = ""
-    tokenizer_revision: str = ""
-    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +87,6 @@ class Released:
         return predicted == actual
 
 
-_NOTHING_CONFIGURED = PoolFacts()
-
-
 class Router:
     """Decides where requests go. Not thread-safe: one event loop owns it.
 
@@ -138,6 +119,15 @@ class Router:
         self.rates = PrefillRates(self.costs.prefill_tokens_per_s)
         self.outputs = OutputLengths(self.costs.expected_output_tokens)
         self._reconciler = Reconciler(self.ledger)
+        self._candidates = CandidateBuilder(
+            ledger=self.ledger,
+            index=self.index,
+            rates=self.rates,
+            outputs=self.outputs,
+            pools=self._pools,
+            costs=self.costs,
+            stale_after_s=self.settings.stale_after_s,
+        )
         self._access_log_open = False
 
     # --- requests ----------------------------------------------------------------------------------
@@ -151,14 +141,7 @@ class Router:
         states = self.table.ready(request.pool, request.subset, now)
         if not states:
             raise NoEndpointError(self._why_nothing_is_ready(request))
-        chains: dict[int, tuple[tuple[int, ...], ...]] = {}
-        hits = self._match(request, states, chains)
-        expected = self.outputs.expected(request.model, request.max_output_tokens)
-        foreign = self._foreign_waiting(states, now)
-        candidates = [
-            self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
-            for state in states
-        ]
+        candidates, chains = self._candidates.build(request, states, now)
         ordered, reason = self._policy.order(request, candidates, self._rng)
         decision = Decision(
             self._new_lease_id(), request, tuple(ordered), reason, self._policy.name, decided_at=now
@@ -230,7 +213,7 @@ class Router:
         for worker in change.added:
             state = self.table.get(worker)
             if state is not None:
-                pool = self._pools.get(state.member.pool, _NOTHING_CONFIGURED)
+                pool = self._pools.get(state.member.pool, NOTHING_CONFIGURED)
                 self.index.add_worker(worker, pool.model_revision, pool.tokenizer_revision)
         return change, released
 
@@ -281,97 +264,6 @@ class Router:
     def _unreserve(self, lease: Lease) -> None:
         for hashes in lease.reserved:
             self.index.unreserve(lease.worker, hashes)
-
-    def block_size(self, state: WorkerState) -> int | None:
-        """Tokens per KV block: what events say, else metrics, else the configured default."""
-        learned = self.index.block_size(state.id)
-        if learned is None and state.metrics is not None:
-            learned = state.metrics.block_size
-        return learned or self._pools.get(state.member.pool, _NOTHING_CONFIGURED).block_size
-
-    def _match(
-        self,
-        request: RoutingRequest,
-        states: Sequence[WorkerState],
-        chains: dict[int, tuple[tuple[int, ...], ...]],
-    ) -> dict[WorkerId, tuple[int, int]]:
-        """(cached, offloaded) tokens for each worker that holds a prefix; fills `chains` by block size."""
-        hits: dict[WorkerId, tuple[int, int]] = {}
-        if not request.prompts:
-            return hits
-        sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
-        for size in sorted(set(sizes.values())):
-            seed = request.namespace.seed
-            chains[size] = tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
-            for hashes in chains[size]:
-                for match in self.index.match(hashes):
-                    if sizes.get(match.worker) == size:
-                        cached, offloaded = hits.get(match.worker, (0, 0))
-                        hits[match.worker] = (
-                            cached + match.blocks * size,
-                            offloaded + match.offloaded * size,
-                        )
-        return hits
-
-    def _foreign_waiting(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, float]:
-        """Requests waiting at each worker that are not ours.
-
-        A worker that has not told lately is taken to be as bad as the worst that has: silence is not
-        idleness.
-        """
-        known: dict[WorkerId, float] = {}
-        for state in states:
-            metrics = state.fresh_metrics(now, self.settings.stale_after_s)
-            if metrics is not None and metrics.waiting is not None:
-                ours = self.ledger.load(state.id, now).sequences
-                total = metrics.waiting + (metrics.running or 0)
-                known[state.id] = float(max(0, min(metrics.waiting, total - ours)))
-        worst = max(known.values(), default=0.0)
-        return {state.id: known.get(state.id, worst) for state in states}
-
-    def _candidate(
-        self,
-        request: RoutingRequest,
-        state: WorkerState,
-        hit: tuple[int, int],
-        expected_output: float,
-        foreign_waiting: float,
-        now: float,
-    ) -> Candidate:
-        load = self.ledger.load(state.id, now)
-        metrics = state.fresh_metrics(now, self.settings.stale_after_s)
-        cached, offloaded = hit
-        uncovered = max(0, request.prompt_tokens - cached - offloaded)
-        block_size = self.block_size(state)
-        capacity = None
-        if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
-            capacity = metrics.num_gpu_blocks * block_size
-        running = load.sequences
-        if metrics is not None and metrics.running is not None:
-            running = max(running, metrics.running)
-        cost = price(
-            RequestFacts(request.prompt_tokens, uncovered, offloaded, expected_output, request.sequences),
-            WorkerFacts(
-                prefill_tokens_per_s=self.rates.tokens_per_s(state.id),
-                queued_prefill_ms=load.queued_prefill_ms,
-                foreign_waiting=foreign_waiting,
-                sequences=running,
-                context_tokens=load.context_tokens,
-                capacity_tokens=capacity,
-            ),
-            self.costs,
-        )
-        return Candidate(
-            worker=state.id,
-            cached_tokens=cached,
-            offloaded_tokens=offloaded,
-            uncovered_tokens=uncovered,
-            block_size=block_size,
-            cost=cost,
-            active=load.active,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            metrics_age_s=state.metrics_age_s(now),
-        )
 
     def _learn(self, released: Released) -> None:
         lease, completion = released.lease, released.completion

@@ -4,9 +4,10 @@ from random import Random
 import pytest
 
 from extproc.adapters.decision_log import DecisionLog
+from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.policies import TokenLoad
-from extproc.core.router import PoolFacts, Router
+from extproc.core.router import Router
 from extproc.core.types import Completion, Outcome
 from tests.support.core import NAMESPACE, hashes, members, request, stored, worker
 

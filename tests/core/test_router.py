@@ -7,11 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
-from extproc.core.router import PoolFacts, Router, RouterSettings, fallbacks
+from extproc.core.router import Router, RouterSettings, fallbacks
 from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 

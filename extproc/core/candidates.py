@@ -1,0 +1,152 @@
+"""What each worker has to offer one request: predicted hit, load, and price."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.hashing import prompt_chain
+from extproc.core.kv_index import KvIndex
+from extproc.core.load_ledger import LoadLedger
+from extproc.core.types import Candidate, RoutingRequest, WorkerId
+from extproc.core.worker_table import WorkerState
+
+Chains = dict[int, tuple[tuple[int, ...], ...]]
+"""Block hashes of a request's prompts, by block size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What is configured about one pool.
+
+    Attributes:
+        model_revision: seeds the pool's hash chains, as does `tokenizer_revision`.
+        tokenizer_revision: see there.
+        block_size: tokens per block of a worker that has not told its own; None = claim no prefix.
+    """
+
+    model_revision: str = ""
+    tokenizer_revision: str = ""
+    block_size: int | None = None
+
+
+NOTHING_CONFIGURED = PoolFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateBuilder:
+    """Reads the router's state; changes nothing.
+
+    Attributes:
+        stale_after_s: engine metrics older than this are not used.
+    """
+
+    ledger: LoadLedger
+    index: KvIndex
+    rates: PrefillRates
+    outputs: OutputLengths
+    pools: Mapping[str, PoolFacts]
+    costs: CostSettings
+    stale_after_s: float
+
+    def build(
+        self, request: RoutingRequest, states: Sequence[WorkerState], now: float
+    ) -> tuple[list[Candidate], Chains]:
+        """One candidate per state, in their order, and the request's block hashes."""
+        hits, chains = self._match(request, states)
+        expected = self.outputs.expected(request.model, request.max_output_tokens)
+        foreign = self._foreign_waiting(states, now)
+        candidates = [
+            self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
+            for state in states
+        ]
+        return candidates, chains
+
+    def block_size(self, state: WorkerState) -> int | None:
+        """Tokens per KV block: what events say, else metrics, else the configured default."""
+        learned = self.index.block_size(state.id)
+        if learned is None and state.metrics is not None:
+            learned = state.metrics.block_size
+        return learned or self.pools.get(state.member.pool, NOTHING_CONFIGURED).block_size
+
+    def _match(
+        self, request: RoutingRequest, states: Sequence[WorkerState]
+    ) -> tuple[dict[WorkerId, tuple[int, int]], Chains]:
+        """(cached, offloaded) tokens of each worker that holds a prefix, and the chains that found them."""
+        hits: dict[WorkerId, tuple[int, int]] = {}
+        chains: Chains = {}
+        if not request.prompts:
+            return hits, chains
+        sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
+        for size in sorted(set(sizes.values())):
+            seed = request.namespace.seed
+            chains[size] = tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
+            for hashes in chains[size]:
+                for match in self.index.match(hashes):
+                    if sizes.get(match.worker) == size:
+                        cached, offloaded = hits.get(match.worker, (0, 0))
+                        hits[match.worker] = (
+                            cached + match.blocks * size,
+                            offloaded + match.offloaded * size,
+                        )
+        return hits, chains
+
+    def _foreign_waiting(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, float]:
+        """Requests waiting at each worker that are not ours.
+
+        A worker that has not told lately is taken to be as bad as the worst that has: silence is not
+        idleness.
+        """
+        known: dict[WorkerId, float] = {}
+        for state in states:
+            metrics = state.fresh_metrics(now, self.stale_after_s)
+            if metrics is not None and metrics.waiting is not None:
+                ours = self.ledger.load(state.id, now).sequences
+                total = metrics.waiting + (metrics.running or 0)
+                known[state.id] = float(max(0, min(metrics.waiting, total - ours)))
+        worst = max(known.values(), default=0.0)
+        return {state.id: known.get(state.id, worst) for state in states}
+
+    def _candidate(
+        self,
+        request: RoutingRequest,
+        state: WorkerState,
+        hit: tuple[int, int],
+        expected_output: float,
+        foreign_waiting: float,
+        now: float,
+    ) -> Candidate:
+        load = self.ledger.load(state.id, now)
+        metrics = state.fresh_metrics(now, self.stale_after_s)
+        cached, offloaded = hit
+        uncovered = max(0, request.prompt_tokens - cached - offloaded)
+        block_size = self.block_size(state)
+        capacity = None
+        if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
+            capacity = metrics.num_gpu_blocks * block_size
+        running = load.sequences
+        if metrics is not None and metrics.running is not None:
+            running = max(running, metrics.running)
+        cost = price(
+            RequestFacts(request.prompt_tokens, uncovered, offloaded, expected_output, request.sequences),
+            WorkerFacts(
+                prefill_tokens_per_s=self.rates.tokens_per_s(state.id),
+                queued_prefill_ms=load.queued_prefill_ms,
+                foreign_waiting=foreign_waiting,
+                sequences=running,
+                context_tokens=load.context_tokens,
+                capacity_tokens=capacity,
+            ),
+            self.costs,
+        )
+        return Candidate(
+            worker=state.id,
+            cached_tokens=cached,
+            offloaded_tokens=offloaded,
+            uncovered_tokens=uncovered,
+            block_size=block_size,
+            cost=cost,
+            active=load.active,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            metrics_age_s=state.metrics_age_s(now),
+        )

@@ -1,0 +1,97 @@
+import pytest
+
+from extproc.core.candidates import CandidateBuilder, PoolFacts
+from extproc.core.cost import CostSettings
+from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.hashing import token_array
+from extproc.core.kv_index import KvIndex
+from extproc.core.load_ledger import LoadLedger
+from extproc.core.types import Tier
+from extproc.core.worker_table import WorkerTable
+from tests.support.core import BLOCK, decision, members, metrics, request, stored, worker
+
+PROMPT = list(range(1, 200))
+
+
+class Fleet:
+    def __init__(self, count=2, block_size=BLOCK):
+        costs = CostSettings(prefill_tokens_per_s=1000.0)
+        self.table = WorkerTable()
+        self.table.update(members(count), 0.0)
+        self.builder = CandidateBuilder(
+            ledger=LoadLedger(),
+            index=KvIndex(),
+            rates=PrefillRates(1000.0),
+            outputs=OutputLengths(100.0),
+            pools={"default": PoolFacts(block_size=block_size)},
+            costs=costs,
+            stale_after_s=5.0,
+        )
+        for n in range(count):
+            self.builder.index.add_worker(worker(n), "model", "tokenizer")
+
+    def build(self, ask, now=1.0):
+        candidates, chains = self.builder.build(ask, self.table.ready("default", None, now), now)
+        return {c.worker: c for c in candidates}, chains
+
+
+def test_cached_offloaded_and_uncovered_add_up_to_the_prompt():
+    fleet = Fleet()
+    fleet.builder.index.apply(worker(0), stored(PROMPT[:64]))
+    fleet.builder.index.apply(worker(0), stored(PROMPT[:128], first_handle=100, tier=Tier.CPU))
+    candidates, _ = fleet.build(request(PROMPT))
+    zero = candidates[worker(0)]
+    assert (zero.cached_tokens, zero.offloaded_tokens) == (64, 64)
+    assert zero.cached_tokens + zero.offloaded_tokens + zero.uncovered_tokens == len(PROMPT)
+    assert candidates[worker(1)].uncovered_tokens == len(PROMPT)
+
+
+def test_a_batch_is_matched_prompt_by_prompt():
+    fleet = Fleet()
+    other = list(range(1000, 1100))
+    fleet.builder.index.apply(worker(0), stored(PROMPT[:64]))
+    fleet.builder.index.apply(worker(0), stored(other[:32], first_handle=100))
+    ask = request(PROMPT, sequences=2)
+    ask.prompts = (token_array(PROMPT), token_array(other))
+    ask.prompt_tokens = len(PROMPT) + len(other)
+    candidates, chains = fleet.build(ask)
+    assert candidates[worker(0)].cached_tokens == 64 + 32
+    assert len(chains[BLOCK]) == 2
+
+
+def test_without_a_block_size_no_prefix_is_claimed():
+    fleet = Fleet(block_size=None)
+    candidates, chains = fleet.build(request(PROMPT))
+    assert candidates[worker(0)].block_size is None
+    assert chains == {}
+
+
+def test_workers_of_different_block_size_are_each_matched_on_their_own_chain():
+    fleet = Fleet()
+    fleet.builder.index.apply(worker(0), stored(PROMPT, block_size=16))
+    fleet.builder.index.apply(worker(1), stored(PROMPT, block_size=64))
+    candidates, chains = fleet.build(request(PROMPT))
+    assert sorted(chains) == [16, 64]
+    assert candidates[worker(0)].cached_tokens == 192
+    assert candidates[worker(1)].cached_tokens == 192
+    assert candidates[worker(1)].block_size == 64
+
+
+def test_our_own_leases_are_not_taken_for_others_requests():
+    fleet = Fleet()
+    fleet.builder.ledger.admit(decision("a", prefill_ms=0.0), 1, (), 1.0, 1e9)
+    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(waiting=1)}, 1.0)
+    candidates, _ = fleet.build(request(PROMPT))
+    assert candidates[worker(0)].cost.queue_ms == 0.0
+    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(waiting=3)}, 1.0)
+    candidates, _ = fleet.build(request(PROMPT))
+    assert candidates[worker(0)].cost.queue_ms == pytest.approx(2 * len(PROMPT))
+
+
+def test_a_worker_short_of_memory_is_dearer():
+    fleet = Fleet()
+    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(num_gpu_blocks=5)}, 1.0)
+    fleet.table.on_metrics(worker(1).endpoint, {0: metrics(num_gpu_blocks=5000)}, 1.0)
+    candidates, _ = fleet.build(request(PROMPT))
+    assert candidates[worker(0)].cost.kv_risk_ms > 0.0
+    assert candidates[worker(1)].cost.kv_risk_ms == 0.0
