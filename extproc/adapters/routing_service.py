@@ -111,20 +111,18 @@ class WarmRoutingService:
 
     def first_body(self, lease_id: str) -> None:
         """See `RoutingService`."""
-        self._router.on_first_token(lease_id, self._clock())
+        now = self._clock()
+        self._router.on_first_token(lease_id, now)
+        self._router.on_progress(lease_id, 0, now)
 
-    def progress(self, lease_id: str) -> None:
+    def served(self, lease_id: str, endpoint: str) -> None:
         """See `RoutingService`."""
-        self._router.on_progress(lease_id, 0, self._clock())
+        self._router.on_served(lease_id, endpoint)
 
     def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
-        """See `RoutingService`."""
-        if cancelled:
-            self.finish(
-                self._router.release(lease_id, Completion(Outcome.CANCELLED), self._clock()),
-            )
-        else:
-            self._router.on_stream_ended(lease_id, self._clock())
+        """See `RoutingService`. Torn down or closed: neither proves that the request is over."""
+        del cancelled
+        self._router.on_stream_ended(lease_id, self._clock())
 
     def completed(self, lease_id: str, completion: Completion) -> None:
         """See `RoutingService`."""

@@ -46,6 +46,7 @@ class Lease:
     expires_at: float
     first_token_at: float | None = None
     stream_ended_at: float | None = None
+    served_by: str | None = None  # endpoint, where the gateway tells before the end
 
     @property
     def id(self) -> str:

@@ -6,7 +6,7 @@ clock, and over a recording.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
@@ -182,6 +182,12 @@ class Router:
             if not self._access_log_open:
                 lease.expires_at = min(lease.expires_at, now + self.settings.stream_grace_s)
 
+    def on_served(self, lease_id: str, endpoint: str) -> None:
+        """The gateway says who really serves this request."""
+        lease = self.ledger.get(lease_id)
+        if lease is not None:
+            lease.served_by = endpoint
+
     def on_access_log(self, *, is_open: bool) -> None:
         """Whether any access log stream is open."""
         self._access_log_open = is_open
@@ -192,6 +198,8 @@ class Router:
         if lease is None:
             return None
         self._unreserve(lease)
+        if completion.served_by is None and lease.served_by is not None:
+            completion = replace(completion, served_by=lease.served_by)
         for endpoint in _suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
         released = Released(lease, completion, now)
@@ -302,6 +310,9 @@ def _suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
     chosen, served = lease.worker.endpoint, completion.served_by
     if completion.outcome is Outcome.FAILED:
         return (served or chosen,)
+    if completion.outcome is Outcome.REJECTED:
+        tried = completion.labels.get("tried")
+        return () if tried is None else (chosen, tried)
     # A retry took the request elsewhere: the first choice refused it or died under it.
     retried = (completion.attempts or 1) > 1
     return (chosen,) if retried and served is not None and served != chosen else ()
