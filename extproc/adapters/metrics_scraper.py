@@ -1,0 +1,218 @@
+"""Reads `/metrics` (and, slower, `/v1/models`) of every engine server, one task per endpoint and page.
+
+A scrape asks only for the samples it needs where the server can filter. vLLM serves the same registry
+twice: `/metrics` ignores `name[]`, `/metrics/` (with the slash) honours it. So the filtered page is asked
+for first; a server that answers it with anything but metrics is asked for the plain page from then on,
+until it fails (a restart may bring another version).
+
+Nothing raises out of here: a page that is slow, huge, cut off or garbage is one `on_failure`. Whether a
+worker with failures is still used is the worker table's business.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from extproc.core.errors import ProtocolError
+from extproc.core.types import EngineMetrics
+from extproc.protocol.engine_metrics import SAMPLE_NAMES, parse_engine_metrics
+from extproc.protocol.model_cards import ModelCard, parse_model_cards
+
+_LOG = logging.getLogger(__name__)
+
+FILTERED_PATH = "/metrics/"
+PLAIN_PATH = "/metrics"
+MODELS_PATH = "/v1/models"
+_FILTER = tuple(("name[]", name) for name in SAMPLE_NAMES)
+
+OnMetrics = Callable[[str, dict[int, EngineMetrics]], None]
+OnFailure = Callable[[str, str], None]
+OnModels = Callable[[str, tuple[ModelCard, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    """How often and how patiently. Seconds and bytes.
+
+    Attributes:
+        interval_s: time between the starts of two scrapes of one endpoint.
+        timeout_s: a page must have arrived completely within this.
+        max_bytes: a larger page is a failure.
+        models_interval_s: time between two looks at `/v1/models`.
+        headers: sent with each request (authorization, for instance).
+        jitter: share of an interval by which it varies, so that endpoints are not asked all at once.
+    """
+
+    interval_s: float = 1.0
+    timeout_s: float = 2.0
+    max_bytes: int = 4 << 20
+    models_interval_s: float = 15.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    jitter: float = 0.1
+
+
+class _PageError(Exception):
+    """A page could not be had. `status` is set when the server did answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MetricsScraper:
+    """Scrapes a changing set of endpoints (`ip:port`) and reports by callback, on the event loop's thread.
+
+    Args:
+        on_metrics: endpoint and its engines by rank; empty when the page has no engine on it.
+        on_failure: endpoint and why its scrape failed.
+        on_models: endpoint and the models it serves; None leaves `/v1/models` alone.
+        settings: intervals and bounds.
+        rng: source of jitter.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_metrics: OnMetrics,
+        on_failure: OnFailure,
+        on_models: OnModels | None = None,
+        settings: ScrapeSettings | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._on_metrics = on_metrics
+        self._on_failure = on_failure
+        self._on_models = on_models
+        self._settings = settings or ScrapeSettings()
+        self._rng = rng or random.Random()  # noqa: S311  # spreads load, guards nothing
+        self._session: aiohttp.ClientSession | None = None
+        self._endpoints: dict[str, None] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._plain: set[str] = set()
+
+    async def start(self) -> None:
+        """Begin with the endpoints set so far."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
+            headers={"Accept-Encoding": "identity", **self._settings.headers},
+        )
+        self.set_endpoints(tuple(self._endpoints))
+
+    async def close(self) -> None:
+        """Stop all tasks; no callback comes after this."""
+        tasks = [task for group in self._tasks.values() for task in group]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Make these the endpoints. No callback comes for one that left."""
+        self._endpoints = dict.fromkeys(endpoints)
+        if self._session is None:
+            return
+        for endpoint in [known for known in self._tasks if known not in self._endpoints]:
+            for task in self._tasks.pop(endpoint):
+                task.cancel()
+            self._plain.discard(endpoint)
+        for endpoint in self._endpoints:
+            if endpoint not in self._tasks:
+                self._tasks[endpoint] = self._watch(endpoint)
+
+    def _watch(self, endpoint: str) -> list[asyncio.Task[None]]:
+        loops = [self._repeat(self._scrape, endpoint, self._settings.interval_s)]
+        if self._on_models is not None:
+            loops.append(self._repeat(self._look_at_models, endpoint, self._settings.models_interval_s))
+        return [asyncio.create_task(loop, name=f"scrape {endpoint}") for loop in loops]
+
+    async def _repeat(self, once: Callable[[str], Awaitable[None]], endpoint: str, interval_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        jitter = self._settings.jitter
+        await asyncio.sleep(self._rng.uniform(0.0, interval_s * jitter))
+        while True:
+            started = clock()
+            try:
+                await once(endpoint)
+            except Exception:
+                _LOG.exception("scrape of %s: a bug, the next scrape goes on", endpoint)
+            due = started + interval_s * self._rng.uniform(1.0 - jitter, 1.0 + jitter)
+            # A server slower than the interval still gets a pause.
+            await asyncio.sleep(max(due - clock(), interval_s * jitter))
+
+    async def _scrape(self, endpoint: str) -> None:
+        try:
+            metrics = await self._engines(endpoint)
+        except (_PageError, ProtocolError) as error:
+            self._plain.discard(endpoint)
+            self._on_failure(endpoint, str(error))
+        else:
+            self._on_metrics(endpoint, metrics)
+
+    async def _engines(self, endpoint: str) -> dict[int, EngineMetrics]:
+        if endpoint not in self._plain:
+            try:
+                metrics = parse_engine_metrics(await self._get(endpoint, FILTERED_PATH, _FILTER))
+            except ProtocolError:
+                metrics = {}
+            except _PageError as error:
+                if error.status is None:
+                    raise
+                metrics = {}
+            if metrics:
+                return metrics
+        metrics = parse_engine_metrics(await self._get(endpoint, PLAIN_PATH))
+        if metrics:
+            self._plain.add(endpoint)
+        return metrics
+
+    async def _look_at_models(self, endpoint: str) -> None:
+        try:
+            cards = parse_model_cards(await self._get(endpoint, MODELS_PATH))
+        except (_PageError, ProtocolError) as error:
+            # Readiness is the metrics page's business; this one only names what is served.
+            _LOG.info("models of %s: %s", endpoint, error)
+            return
+        if self._on_models is not None:
+            self._on_models(endpoint, cards)
+
+    async def _get(self, endpoint: str, path: str, query: Iterable[tuple[str, str]] = ()) -> bytes:
+        if self._session is None:
+            raise _PageError("the scraper is closed")
+        try:
+            async with self._session.get(
+                f"http://{endpoint}{path}", params=list(query), allow_redirects=False
+            ) as reply:
+                if reply.status != 200:
+                    raise _PageError(f"{path} answered {reply.status}", reply.status)
+                return await self._body(reply, path)
+        except TimeoutError as error:
+            raise _PageError(f"{path} did not arrive within {self._settings.timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _PageError(f"{path}: {str(error) or type(error).__name__}") from error
+
+    async def _body(self, reply: aiohttp.ClientResponse, path: str) -> bytes:
+        body = bytearray()
+        async for piece in reply.content.iter_any():
+            body += piece
+            if len(body) > self._settings.max_bytes:
+                reply.close()
+                raise _PageError(f"{path} is larger than {self._settings.max_bytes} bytes")
+        return bytes(body)

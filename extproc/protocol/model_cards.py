@@ -1,0 +1,41 @@
+"""What `GET /v1/models` says: the served base model names and the adapters on top of them."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from extproc.core.errors import ProtocolError
+
+
+class ModelCard(NamedTuple):
+    """One served model. `parent` is set for an adapter: the name of its base model."""
+
+    id: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+_DECODER = msgspec.json.Decoder(_Cards)
+
+
+def parse_model_cards(body: bytes) -> tuple[ModelCard, ...]:
+    """Model cards in the order of the server.
+
+    Raises:
+        ProtocolError: not a list of models in OpenAI's form.
+    """
+    try:
+        cards = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"/v1/models is not a list of models: {error}") from error
+    return tuple(ModelCard(card.id, card.parent, card.max_model_len) for card in cards.data)
