@@ -1,0 +1,267 @@
+"""Envoy's external processor: drives one `ExtProcStream` per HTTP request and the routing service.
+
+Failure has a direction: whatever goes wrong here, the request goes on by Envoy's own balancing.
+
+- `route` raises, or its answer cannot be sent: a plain continue.
+- Envoy breaks the protocol: the stream is closed without an error, which means "go on without me".
+
+A lease that was answered is reported to `stream_ended` exactly once, however its stream ends.
+
+Streams in observability mode come from a second, optional filter that only shows us the first piece of a
+response: the first token while it happens. They are never answered, and we end them as soon as we know.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from extproc.adapters.ext_proc_codec import encode, event_of, metadata_of, modes_of
+from extproc.adapters.response_observer import ResponseObserver
+from extproc.adapters.routing import HttpRequest, RoutingService
+from extproc.core.errors import ProtocolError
+from extproc.core.types import Completion, Outcome
+from extproc.pb import ext_proc_pb2 as pb
+from extproc.protocol.endpoint_picker import TEST_SELECTION_HEADER, subset_hint, ticket
+from extproc.protocol.ext_proc_messages import (
+    Action,
+    Answer,
+    BodyMode,
+    Decide,
+    Event,
+    PassThrough,
+    Reply,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Route,
+)
+from extproc.protocol.ext_proc_stream import ExtProcStream
+from extproc.protocol.rejections import Reject
+
+_log = logging.getLogger("warmroute.ext_proc")
+
+Context = grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse]
+
+
+@dataclass(slots=True)
+class ExtProcCounters:
+    """What happened since the start. All but `active` only grow."""
+
+    streams: int = 0
+    active: int = 0
+    routed: int = 0
+    passed_through: int = 0
+    rejected: int = 0
+    routing_errors: int = 0  # `route` raised
+    unsendable_answers: int = 0  # an illegal header, endpoint or body in a `Route`
+    protocol_errors: int = 0
+    observed: int = 0  # first bodies seen by the observer filter
+
+
+@dataclass(frozen=True, slots=True)
+class ExtProcSettings:
+    """`default_mode`: body mode when a gateway does not announce one. `test_mode`: conformance headers."""
+
+    max_body_bytes: int = 64 << 20
+    default_mode: BodyMode = BodyMode.BUFFERED
+    test_mode: bool = False
+
+
+class ExtProcService:
+    """The servicer. One event loop; `counters` may be read at any time."""
+
+    def __init__(
+        self,
+        routing: RoutingService,
+        settings: ExtProcSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._routing = routing
+        self._settings = settings or ExtProcSettings()
+        self._clock = clock
+        self.counters = ExtProcCounters()
+
+    async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
+        """`ExternalProcessor/Process`: one call per HTTP request."""
+        counters = self.counters
+        counters.streams += 1
+        counters.active += 1
+        exchange = _Exchange(self._routing, self._settings, self._clock, counters, context)
+        cancelled = True
+        try:
+            async for message in requests:
+                if message.observability_mode:
+                    if self._observe(message):
+                        break
+                    continue
+                for reply in await exchange.replies(message):
+                    await context.write(encode(reply))
+            cancelled = False
+        except ProtocolError as error:
+            cancelled = False
+            counters.protocol_errors += 1
+            _log.warning("closing an ext_proc stream: %s", error)
+        finally:
+            counters.active -= 1
+            exchange.close(cancelled=cancelled)
+
+    def _observe(self, message: pb.ProcessingRequest) -> bool:
+        """Whether this message of an observer stream told all there is to know."""
+        part = message.WhichOneof("request")
+        if part == "response_body" and message.response_body.body:
+            lease_id = ticket(metadata_of(message.metadata_context))
+            if lease_id is not None:
+                self.counters.observed += 1
+                _tell(self._routing.first_body, lease_id)
+            return True
+        return part == "response_body" and message.response_body.end_of_stream
+
+
+class _Exchange:
+    """One HTTP request on its ext_proc stream."""
+
+    def __init__(
+        self,
+        routing: RoutingService,
+        settings: ExtProcSettings,
+        clock: Callable[[], float],
+        counters: ExtProcCounters,
+        context: Context,
+    ) -> None:
+        self._routing = routing
+        self._settings = settings
+        self._clock = clock
+        self._counters = counters
+        self._context = context
+        self._stream = ExtProcStream(
+            max_body_bytes=settings.max_body_bytes,
+            default_mode=settings.default_mode,
+            test_mode=settings.test_mode,
+        )
+        self._begun = clock()
+        self._lease_id: str | None = None
+        self._observer: ResponseObserver | None = None
+
+    async def replies(self, message: pb.ProcessingRequest) -> list[Reply]:
+        """Everything to be answered to one message, in order."""
+        replies: list[Reply] = []
+        actions = self._receive(message)
+        while actions:
+            action = actions.pop(0)
+            if isinstance(action, Decide):
+                actions += await self._decide(action)
+            else:
+                replies.append(action)
+        return replies
+
+    def _receive(self, message: pb.ProcessingRequest) -> list[Action]:
+        modes = modes_of(message)
+        if modes is not None:
+            self._stream.configure(*modes)
+        if message.HasField("metadata_context"):
+            self._stream.add_metadata(metadata_of(message.metadata_context))
+        event = event_of(message)
+        if event is None:
+            raise ProtocolError("a ProcessingRequest without a part")
+        if self._observer is not None and isinstance(
+            event, ResponseHeaders | ResponseBody | ResponseTrailers
+        ):
+            ended = self._stream.response_ended
+            actions = self._stream.receive(event)
+            if not ended:
+                self._show(self._observer, event)
+            return actions
+        return self._stream.receive(event)
+
+    async def _decide(self, decide: Decide) -> list[Action]:
+        """The routing service's answer as replies."""
+        counters = self._counters
+        try:
+            answer = await self._routing.route(self._http_request(decide))
+        except Exception:
+            counters.routing_errors += 1
+            _log.exception("routing failed; the request goes on by the gateway's own balancing")
+            return self._stream.decided(PassThrough())
+        if isinstance(answer, Route):
+            self._lease_id = answer.lease_id
+        try:
+            replies = self._stream.decided(answer)
+        except Exception:
+            counters.unsendable_answers += 1
+            _log.exception("an answer cannot be sent; the request goes on by the gateway's own balancing")
+            self._abandon()
+            return self._stream.decided(PassThrough())
+        self._count(answer)
+        if self._lease_id is not None:
+            self._observer = ResponseObserver(self._begun, self._clock())
+        return replies
+
+    def close(self, *, cancelled: bool) -> None:
+        """The stream is over."""
+        if self._lease_id is not None:
+            lease_id, self._lease_id = self._lease_id, None
+            _tell(lambda lease: self._routing.stream_ended(lease, cancelled=cancelled), lease_id)
+
+    def _http_request(self, decide: Decide) -> HttpRequest:
+        headers = decide.headers
+        return HttpRequest(
+            method=headers.get(":method", ""),
+            path=headers.get(":path", ""),
+            headers=headers,
+            body=decide.body or b"",
+            subset=subset_hint(self._stream.metadata),
+            trace_parent=self._trace_parent() or headers.get("traceparent"),
+            request_id=headers.get("x-request-id") or uuid.uuid4().hex,
+            override=headers.get(TEST_SELECTION_HEADER) if self._settings.test_mode else None,
+            body_seen=decide.body is not None,
+        )
+
+    def _trace_parent(self) -> str | None:
+        """Envoy's own span travels with the gRPC call, the client's with the HTTP headers."""
+        for key, value in self._context.invocation_metadata() or ():
+            if key == "traceparent":
+                return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        return None
+
+    def _count(self, answer: Answer) -> None:
+        match answer:
+            case Route():
+                self._counters.routed += 1
+            case Reject():
+                self._counters.rejected += 1
+            case PassThrough():
+                self._counters.passed_through += 1
+
+    def _abandon(self) -> None:
+        """Give back a lease whose ticket never left: no log entry will ever name it."""
+        if self._lease_id is not None:
+            lease_id, self._lease_id = self._lease_id, None
+            completion = Completion(Outcome.REJECTED, details="warmroute_unsendable_answer")
+            _tell(lambda lease: self._routing.completed(lease, completion), lease_id)
+
+    def _show(self, observer: ResponseObserver, event: Event) -> None:
+        """Tell the routing service what a part of the response reveals."""
+        lease_id = self._lease_id
+        if lease_id is None:
+            return
+        seen = observer.see(event, self._stream.metadata, self._clock())
+        if seen.served is not None:
+            served = seen.served
+            _tell(lambda lease: self._routing.served(lease, served), lease_id)
+        if seen.first_body:
+            _tell(self._routing.first_body, lease_id)
+        if seen.completion is not None:
+            completion = seen.completion
+            _tell(lambda lease: self._routing.completed(lease, completion), lease_id)
+
+
+def _tell(signal: Callable[[str], None], lease_id: str) -> None:
+    """Pass a signal on; an error of the receiver is not the request's."""
+    try:
+        signal(lease_id)
+    except Exception:
+        _log.exception("a signal about lease %s was not taken", lease_id)

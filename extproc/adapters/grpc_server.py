@@ -1,0 +1,113 @@
+"""The one gRPC server: external processor, access log and health under Envoy's names, on one port."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.ext_proc_server import ExtProcService
+from extproc.adapters.health_server import HealthService
+from extproc.core.errors import WarmrouteError
+from extproc.pb import access_log_pb2, ext_proc_pb2, health_pb2
+from extproc.protocol.endpoint_picker import (
+    ACCESS_LOG_SERVICE,
+    EXTERNAL_PROCESSOR_SERVICE,
+    HEALTH_SERVICE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServer:
+    """A running server. `address` is where it listens, `port` the port it really got."""
+
+    server: grpc.aio.Server
+    health: HealthService
+    address: str
+    port: int
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new streams, let open ones end for `grace_s` seconds, then cancel them."""
+        self.health.close()
+        await self.server.stop(grace_s)
+
+    async def wait(self) -> None:
+        """Until it has stopped."""
+        await self.server.wait_for_termination()
+
+
+async def start_grpc_server(
+    address: str,
+    *,
+    ext_proc: ExtProcService,
+    access_log: AccessLogService,
+    health: HealthService,
+    max_body_bytes: int,
+) -> GrpcServer:
+    """Listen on `address` (`host:port`; port 0 takes a free one) and serve.
+
+    Messages may be twice as long as a body: one that is over the body limit, but not absurdly, then gets a
+    clean 413 from us instead of a gRPC error.
+
+    Raises:
+        WarmrouteError: the address cannot be bound.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", min(2 * max_body_bytes + (1 << 20), (1 << 31) - 1)),
+            # A second server on the same port is a mistake, not a way to share load.
+            ("grpc.so_reuseport", 0),
+            # Envoy's keepalive pings on idle connections must not end in GOAWAY, which cuts all streams.
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+    )
+    server.add_generic_rpc_handlers(_handlers(ext_proc, access_log, health))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise WarmrouteError(f"cannot listen on {address}: is the port in use, the address ours?") from error
+    await server.start()
+    return GrpcServer(server, health, f"{address.rpartition(':')[0]}:{port}", port)
+
+
+def _handlers(
+    ext_proc: ExtProcService, access_log: AccessLogService, health: HealthService
+) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
+    named = grpc.method_handlers_generic_handler
+    return (
+        named(
+            EXTERNAL_PROCESSOR_SERVICE,
+            {
+                "Process": grpc.stream_stream_rpc_method_handler(
+                    ext_proc.process,
+                    ext_proc_pb2.ProcessingRequest.FromString,
+                    ext_proc_pb2.ProcessingResponse.SerializeToString,
+                )
+            },
+        ),
+        named(
+            ACCESS_LOG_SERVICE,
+            {
+                "StreamAccessLogs": grpc.stream_unary_rpc_method_handler(
+                    access_log.stream_access_logs,
+                    access_log_pb2.StreamAccessLogsMessage.FromString,
+                    access_log_pb2.StreamAccessLogsResponse.SerializeToString,
+                )
+            },
+        ),
+        named(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(
+                    health.check,
+                    health_pb2.HealthCheckRequest.FromString,
+                    health_pb2.HealthCheckResponse.SerializeToString,
+                ),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    health.watch,
+                    health_pb2.HealthCheckRequest.FromString,
+                    health_pb2.HealthCheckResponse.SerializeToString,
+                ),
+            },
+        ),
+    )

@@ -1,0 +1,65 @@
+"""What the gRPC services ask of the application: choose, and be told what became of it.
+
+All but `route` are synchronous and quick; signals may come more than once, in any order, and after the end
+of a request: the implementation releases each lease exactly once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.core.types import Completion
+from extproc.protocol.ext_proc_messages import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One HTTP request as Envoy shows it. Header names are lower-case, repeated ones joined with `, `.
+
+    `path` includes the query. `body_seen` is False when the gateway does not show bodies to us (or not
+    whole): `body` is then empty, which says nothing. `subset`: endpoints the gateway restricts us to, None =
+    all; an entry may lack the port (see `endpoint_picker.match_subset`). `trace_parent`: W3C traceparent
+    of the span ours belongs under. `override`: wanted endpoints, comma-separated; only in test mode.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    subset: frozenset[str] | None
+    trace_parent: str | None
+    request_id: str
+    override: str | None = None
+    body_seen: bool = True
+
+
+class RoutingService(Protocol):
+    """Implemented by the application around its `Router`."""
+
+    async def route(self, request: HttpRequest) -> Answer:
+        """Choose a worker and reserve it. An exception makes the request go on by Envoy's own balancing."""
+        ...
+
+    def first_body(self, lease_id: str) -> None:
+        """The response body of this request has begun."""
+        ...
+
+    def served(self, lease_id: str, endpoint: str) -> None:
+        """The gateway says which endpoint really served this request."""
+        ...
+
+    def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
+        """The ext_proc stream of this request is over; exactly once for each `Route` that was answered.
+
+        Envoy 1.36, 1.39 and 1.40 keep it open until the HTTP request ends; 1.37 and 1.38 close it at the
+        response's headers. `cancelled`: it was torn down rather than closed.
+        """
+        ...
+
+    def completed(self, lease_id: str, completion: Completion) -> None:
+        """How this request ended: from the access log, or from the response if the gateway shows it."""
+        ...
+
+    def access_log_streams(self, open_streams: int) -> None:
+        """How many access-log streams are open now. At 0 completions get lost."""
+        ...
