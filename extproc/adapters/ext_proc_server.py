@@ -44,6 +44,8 @@ from extproc.protocol.rejections import Reject
 
 _log = logging.getLogger("warmroute.ext_proc")
 
+_RESPONSE_EVENTS = (ResponseHeaders, ResponseBody, ResponseTrailers)
+
 Context = grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse]
 
 
@@ -167,15 +169,11 @@ class _Exchange:
         event = event_of(message)
         if event is None:
             raise ProtocolError("a ProcessingRequest without a part")
-        if self._observer is not None and isinstance(
-            event, ResponseHeaders | ResponseBody | ResponseTrailers
-        ):
-            ended = self._stream.response_ended
-            actions = self._stream.receive(event)
-            if not ended:
-                self._show(self._observer, event)
-            return actions
-        return self._stream.receive(event)
+        actions = self._stream.receive(event)
+        # No action: an empty piece, or one delivered twice.
+        if actions and self._observer is not None and isinstance(event, _RESPONSE_EVENTS):
+            self._show(self._observer, event)
+        return actions
 
     async def _decide(self, decide: Decide) -> list[Action]:
         """The routing service's answer as replies."""

@@ -1,9 +1,10 @@
 """The response half of an ext_proc stream: everything passes unchanged. No I/O.
 
 Every message is answered at once and plainly. In FULL_DUPLEX_STREAMED what we send *is* the body the client
-gets, so each piece is sent back as it came; in the other modes each body message gets one reply. The half
-may begin with any part (Envoy can be told to skip response headers) and at any time: an answer made by
-Envoy itself shows its headers while the request is still being read.
+gets, so each piece is sent back as it came; in the other modes each body message gets one reply. A body
+delivered twice (the last piece, or in BUFFERED modes the only one) is answered once. The half may begin
+with any part (Envoy can be told to skip response headers) and at any time: an answer made by Envoy itself
+shows its headers while the request is still being read.
 """
 
 from enum import Enum, auto
@@ -29,6 +30,7 @@ class ResponseState(Enum):
 
     IDLE = auto()
     OPEN = auto()
+    WHOLE = auto()  # the one message of a buffered body has come, trailers follow
     ENDED = auto()
     CLOSED = auto()
 
@@ -39,6 +41,7 @@ class ResponseSignal(Enum):
     HEADERS = auto()
     HEADERS_ALONE = auto()
     BODY = auto()
+    WHOLE = auto()  # a whole buffered body, not the end
     LAST = auto()
     TRAILERS = auto()
 
@@ -49,11 +52,16 @@ RESPONSE_TABLE: dict[tuple[ResponseState, ResponseSignal], ResponseState] = {
     (_P.IDLE, _Q.HEADERS): _P.OPEN,
     (_P.IDLE, _Q.HEADERS_ALONE): _P.ENDED,
     (_P.IDLE, _Q.BODY): _P.OPEN,
+    (_P.IDLE, _Q.WHOLE): _P.WHOLE,
     (_P.IDLE, _Q.LAST): _P.ENDED,
     (_P.IDLE, _Q.TRAILERS): _P.CLOSED,
     (_P.OPEN, _Q.BODY): _P.OPEN,
+    (_P.OPEN, _Q.WHOLE): _P.WHOLE,
     (_P.OPEN, _Q.LAST): _P.ENDED,
     (_P.OPEN, _Q.TRAILERS): _P.CLOSED,
+    (_P.WHOLE, _Q.TRAILERS): _P.CLOSED,
+    (_P.WHOLE, _Q.WHOLE): _P.WHOLE,  # delivered twice
+    (_P.WHOLE, _Q.LAST): _P.WHOLE,  # delivered twice
     (_P.ENDED, _Q.LAST): _P.ENDED,  # delivered twice
 }
 
@@ -71,7 +79,7 @@ class ResponseHalf:
         Raises:
             ProtocolError: this part is not legal now.
         """
-        signal = _signal(event)
+        signal = _signal(event, self.mode)
         before, after = self.state, RESPONSE_TABLE.get((self.state, signal))
         if after is None:
             raise ProtocolError(f"{type(event).__name__} ({signal.name}) is illegal: response {before.name}")
@@ -81,7 +89,7 @@ class ResponseHalf:
                 return [HeadersReply(Side.RESPONSE, headers)]
             case ResponseTrailers():
                 return [TrailersReply(Side.RESPONSE)]
-            case ResponseBody() if before is ResponseState.ENDED:
+            case ResponseBody() if before in (ResponseState.WHOLE, ResponseState.ENDED):
                 return []
             case ResponseBody() if self.mode is BodyMode.FULL_DUPLEX_STREAMED:
                 return list(cut(event.body, Side.RESPONSE, last=event.end_of_stream))
@@ -89,11 +97,14 @@ class ResponseHalf:
                 return [BodyReply(Side.RESPONSE)]
 
 
-def _signal(event: ResponseEvent) -> ResponseSignal:
+def _signal(event: ResponseEvent, mode: BodyMode) -> ResponseSignal:
     match event:
         case ResponseHeaders():
             return ResponseSignal.HEADERS_ALONE if event.end_of_stream else ResponseSignal.HEADERS
         case ResponseBody():
-            return ResponseSignal.LAST if event.end_of_stream else ResponseSignal.BODY
+            if event.end_of_stream:
+                return ResponseSignal.LAST
+            buffered = mode in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
+            return ResponseSignal.WHOLE if buffered else ResponseSignal.BODY
         case ResponseTrailers():
             return ResponseSignal.TRAILERS
