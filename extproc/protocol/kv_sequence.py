@@ -28,7 +28,8 @@ restart: not trusted, with the cause. Untrusted content is still good for guessi
 proves nothing, since a publisher may be set to keep nothing.
 
 *Checks.* Every `check_interval_s` the end is asked for again, so that a message lost just before a silence
-(or a restart nobody noticed) is found. Live messages go on being applied meanwhile.
+(or a restart nobody noticed) is found. Live messages go on being applied meanwhile. If there is a hole
+because nobody answered when it was found, the check asks for that too, and if it can be had now, starts over.
 
 *Without replay* (`replay=False`) nothing can be asked: a gap or a reconnect costs the trust until the engine
 clears its cache or restarts under our eyes; a stream seen from message 0 on is trusted.
@@ -134,6 +135,7 @@ class KvSequence:
         self._newest: tuple[int, int] | None = None  # number and fingerprint of the latest live message
         self._whole_since: int | None = 0  # everything from here to `last` was applied; None: last is unsure
         self._cleared = False  # a clear since then makes what was before irrelevant
+        self._hole: int | None = None  # first number of a hole that may perhaps be had later
         self._joined = False  # `last` is known to have been the end
         self._kept_replays = False  # this publisher has answered with messages before
         self._asked_last = -1  # `last` when the running question was asked; -1: it has nothing to compare
@@ -284,6 +286,7 @@ class KvSequence:
             self._whole_since = seq
         if self._whole_since <= seq <= self.last:
             self._cleared = True
+            self._hole = None
         return self._settled([])
 
     def unreadable(self, seq: int) -> list[Action]:
@@ -307,7 +310,10 @@ class KvSequence:
         self._asked_last, self._reached = self.last, -1
         self._progress = False
         self._deadline = now + self._limits.reply_timeout_s
-        actions.append(RequestReplay(next(iter(self._prints), 0)))
+        start = next(iter(self._prints), 0)
+        if state is State.CHECKING and self._hole is not None:
+            start = min(start, self._hole)
+        actions.append(RequestReplay(start))
 
     def _more_attempts(self) -> bool:
         return self._progress or self._fruitless + 1 < self._limits.attempts
@@ -318,6 +324,11 @@ class KvSequence:
 
     def _same_engine(self, seq: int, payload: bytes, first: bool, now: float, actions: list[Action]) -> bool:
         """Judge a message of an answer; False if it sent us back to message 0."""
+        if first and self.state is State.CHECKING and self._hole is not None:
+            if seq <= self._hole:
+                self._start_over(f"message {self._hole} can be had again", now, actions)
+                return False
+            self._hole = None
         if self._asked_last < 0:
             return True
         known = self._prints.get(seq)
@@ -370,6 +381,7 @@ class KvSequence:
         """No answer: go on with what there is."""
         if self.state is State.REJOINING:
             self._doubt("the replay endpoint did not answer after a reconnect")
+            self._hole = self.last
         elif self.last < 0:
             self._cause = "the replay endpoint does not answer"
         self._drain(actions, skip_holes=True)
@@ -380,15 +392,19 @@ class KvSequence:
         self._deadline = now + self._limits.check_interval_s if self._replay else None
 
     def _restarted(self, cause: str, now: float, actions: list[Action]) -> None:
-        """The engine is a new one: forget everything and begin again."""
+        self._start_over(f"the engine restarted: {cause}", now, actions)
+
+    def _start_over(self, cause: str, now: float, actions: list[Action]) -> None:
+        """Forget everything and begin again."""
         actions.append(Reset())
         self._forget()
-        self._cause = f"the engine restarted: {cause}"
+        self._cause = cause
         if self._replay and self.state is not State.IDLE:
             self._ask(State.REBUILDING, now, actions)
 
     def _forget(self) -> None:
         self.last = self._asked_last = -1
+        self._hole = None
         self._prints.clear()
         self._newest = None
         self._whole_since, self._cleared, self._joined = 0, False, False
@@ -408,6 +424,7 @@ class KvSequence:
             if seq > self.last + 1:
                 if not skip_holes:
                     break
+                self._hole = self.last + 1 if self._hole is None else self._hole
                 self._skip_to(seq, f"messages {self.last + 1} to {seq - 1} could not be had again")
             if seq == self.last + 1:
                 self._apply(seq, payload, actions)
