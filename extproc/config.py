@@ -45,7 +45,7 @@ class StaticWorker(_Section):
     """One engine server, with its own KV endpoints where they differ from the pool's."""
 
     endpoint: str = Field(description="`host:port`")
-    dp_size: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks behind it")
+    dp_size: Annotated[int, Field(ge=1)] | None = Field(None, description="null: as the pool says")
     kv_events: str | None = Field(None, description="its own KV event endpoint")
     kv_replay: str | None = Field(None, description="its own replay endpoint")
 
@@ -112,6 +112,7 @@ class Pool(_Section):
     name: str = Field("default", description="what logs call it")
     model: Model = Field(default_factory=Model)
     discovery: Discovery
+    dp_size: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks behind each endpoint")
     kv_events: KvEvents = Field(default_factory=KvEvents)
     block_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="tokens per KV block until an engine tells; null: claim nothing until then"

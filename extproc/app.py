@@ -1,0 +1,323 @@
+"""Composition root: the only module that wires adapters to the core."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.discovery import Discovery, DnsDiscovery, FileDiscovery, Source, StaticDiscovery
+from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
+from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
+from extproc.adapters.health_server import HealthService
+from extproc.adapters.kv_subscriber import KvSource, KvSubscriber, resolve_kv_endpoint
+from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
+from extproc.adapters.name_resolution import ResolutionSettings
+from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.routing_service import PoolContext, WarmRoutingService
+from extproc.config import Config, ConfigError, Pool
+from extproc.core.candidates import PoolFacts
+from extproc.core.policies import POLICIES
+from extproc.core.router import Router
+from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
+from extproc.prompt.encoder import PromptEncoder
+from extproc.protocol.addresses import parse_address
+from extproc.protocol.model_cards import ModelCard
+
+_TICK_S = 0.5
+_STOP_GRACE_S = 2.0
+_TICKET_BYTES = 12  # unguessable: a ticket names a lease, and anyone who names it could end it
+
+
+class App:
+    """A running Warmroute. An async context manager.
+
+    Args:
+        config: what to run.
+        report: told, in one line, what an operator should know.
+
+    Raises (on entering):
+        WarmrouteError: the listening address cannot be bound, or a model cannot be loaded.
+    """
+
+    def __init__(self, config: Config, report: Callable[[str], None]) -> None:
+        self.config = config
+        self._report = report
+        self._clock = time.monotonic
+        self._cleanup = contextlib.AsyncExitStack()
+        self._members: dict[str, tuple[Member, ...]] = {}
+        self.server: GrpcServer | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._cleanup.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._cleanup.aclose()
+
+    @property
+    def address(self) -> str:
+        """Where Envoy reaches us: `host:port`."""
+        if self.server is None:
+            raise RuntimeError("not started")
+        return self.server.address
+
+    async def _start(self) -> None:
+        config = self.config
+        encoders = {pool.name: load_encoder(pool) for pool in config.pools}
+        self._build_router(encoders)
+        self._log = DecisionLog(config.decision_log.path, self._report)
+        self._cleanup.callback(self._log.close)
+        contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
+        self.service = WarmRoutingService(
+            self.router, contexts, self._log, self._clock, fallback_count=config.fallbacks
+        )
+        self._scraper = MetricsScraper(
+            on_metrics=self._on_metrics,
+            on_failure=self._on_scrape_failure,
+            on_models=self._on_models,
+            settings=ScrapeSettings(config.scrape.interval_s, config.scrape.timeout_s),
+        )
+        self._subscriber = KvSubscriber(
+            on_events=self._on_kv_events,
+            on_reset=self.router.on_kv_reset,
+            on_trust=self._on_kv_trust,
+            clock=self._clock,
+        )
+        self._cleanup.push_async_callback(self._subscriber.close)
+        await self._cleanup.enter_async_context(self._scraper)
+        self.health = HealthService()
+        for pool in config.pools:
+            discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
+            await self._cleanup.enter_async_context(discovery)
+        await self._serve()
+        ticker = asyncio.create_task(self._tick(), name="tick")
+        self._cleanup.push_async_callback(_cancel, ticker)
+
+    def _build_router(self, encoders: Mapping[str, PromptEncoder | None]) -> None:
+        config = self.config
+        costs = config.cost.settings()
+        facts = {}
+        for pool in config.pools:
+            encoder = encoders[pool.name]
+            revision = "" if encoder is None else encoder.tokenizer_revision
+            facts[pool.name] = PoolFacts(pool.model.revision, revision, pool.block_size)
+        self._facts = facts
+        self.router = Router(
+            POLICIES[config.policy](costs),
+            Random(config.seed),  # noqa: S311 - breaks ties, guards nothing
+            new_lease_id=lambda: secrets.token_urlsafe(_TICKET_BYTES),
+            pools=facts,
+            costs=costs,
+            settings=config.router_settings(),
+        )
+
+    def _context(self, pool: Pool, encoder: PromptEncoder | None) -> PoolContext:
+        facts = self._facts[pool.name]
+        prompts = None
+        if encoder is not None:
+            prompts = PromptService(
+                encoder,
+                budget_ms=self.config.limits.prompt_budget_ms,
+                worker_url=self._worker_url(pool.name) if pool.model.worker_tokenize else None,
+            )
+            self._cleanup.push_async_callback(prompts.close)
+            self._report(
+                f"pool {pool.name}: encoding with {encoder.encoder.name}"
+                + (f" ({encoder.encoder.note})" if encoder.encoder.note else "")
+            )
+        else:
+            self._report(f"pool {pool.name}: no model path, so requests are routed by load only")
+        return PoolContext(
+            pool.name, prompts, facts.model_revision, facts.tokenizer_revision, set(pool.model.names)
+        )
+
+    def _worker_url(self, pool: str) -> Callable[[], str | None]:
+        def ready() -> str | None:
+            states = self.router.table.ready(pool, None, self._clock())
+            return f"http://{states[0].id.endpoint}" if states else None
+
+        return ready
+
+    async def _serve(self) -> None:
+        config = self.config
+        self.server = await start_grpc_server(
+            config.listen,
+            ext_proc=ExtProcService(
+                self.service,
+                ExtProcSettings(max_body_bytes=config.limits.body_bytes, test_mode=config.test_mode),
+            ),
+            access_log=AccessLogService(self.service),
+            health=self.health,
+            max_body_bytes=config.limits.body_bytes,
+        )
+        self._cleanup.push_async_callback(self.server.stop, _STOP_GRACE_S)
+        self._update_health()
+        self._report(f"listening on {self.server.address}")
+
+    # --- what the adapters tell ----------------------------------------------------------------------
+
+    def _taker(self, pool: str) -> Callable[[tuple[Member, ...]], None]:
+        def take(members: tuple[Member, ...]) -> None:
+            self._members[pool] = members
+            self._on_members()
+
+        return take
+
+    def _on_members(self) -> None:
+        members = [member for pool in self._members.values() for member in pool]
+        change, released = self.router.on_membership(members, self._clock())
+        self.service.finish(*released)
+        for worker in change.added:
+            self._report(f"worker {worker} joined")
+        for worker in change.removed:
+            self._report(f"worker {worker} left")
+        self._scraper.set_endpoints(member.endpoint for member in members)
+        self._subscriber.set_sources(
+            [source for member in members for source in kv_sources(member, self._topics[member.pool])]
+        )
+        self._update_health()
+
+    @property
+    def _topics(self) -> dict[str, str]:
+        return {pool.name: pool.kv_events.topic for pool in self.config.pools}
+
+    def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
+        before = self._not_ready(endpoint)
+        self.service.finish(*self.router.on_metrics(endpoint, by_rank, self._clock()))
+        if before:
+            self._report(f"worker {endpoint} is ready again")
+            self._update_health()
+
+    def _on_scrape_failure(self, endpoint: str, error: str) -> None:
+        if self.router.on_scrape_failure(endpoint):
+            self._report(f"worker {endpoint} is not ready: {error}")
+            self._update_health()
+
+    def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
+        for state in self.router.table.at(endpoint)[:1]:
+            self.service.models_learned(state.member.pool, [card.id for card in cards if card.parent is None])
+
+    def _on_kv_events(self, worker: WorkerId, events: "list[KvEvent] | tuple[KvEvent, ...]") -> None:
+        self.router.on_kv_events(worker, events)
+
+    def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
+        self.router.on_kv_trust(worker, cause, trusted=trusted)
+        self._report(f"KV events of {worker}: {'complete' if trusted else 'not complete'} ({cause})")
+
+    def _not_ready(self, endpoint: str) -> bool:
+        now = self._clock()
+        return any(not self.router.table.is_ready(state, now) for state in self.router.table.at(endpoint))
+
+    def _update_health(self) -> None:
+        """Ready when there is somewhere to send requests."""
+        now = self._clock()
+        table = self.router.table
+        self.health.set_ready(any(table.is_ready(state, now) for state in table.all()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.service.finish(*self.router.tick(self._clock()))
+            self._update_health()
+
+
+def load_encoder(pool: Pool) -> PromptEncoder | None:
+    """The pool's encoder; None when no model path is configured.
+
+    Raises:
+        ConfigError: the model's files cannot be used.
+    """
+    model = pool.model
+    if model.path is None:
+        return None
+    if not Path(model.path).is_dir():
+        raise ConfigError(
+            f"pool {pool.name}: model path {model.path} is not a folder; it must hold tokenizer.json "
+            "and tokenizer_config.json, as the engine's model folder does"
+        )
+    return PromptEncoder.load(
+        model.path,
+        chat_template=model.chat_template,
+        content_format=model.content_format,
+        template_kwargs=model.template_kwargs,
+        fast=model.fast_tokenizer,
+        exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
+    )
+
+
+def sources_of(pool: Pool) -> list[Source]:
+    """Where the pool's members are learned from, in order of precedence."""
+    kv = pool.kv_events
+    template = Member(
+        endpoint="",
+        pool=pool.name,
+        dp_size=pool.dp_size,
+        kv_events=kv.endpoint if kv.enabled else None,
+        kv_replay=kv.replay if kv.enabled else None,
+        kv_bind=kv.bind,
+    )
+    sources: list[Source] = []
+    found = pool.discovery
+    if found.static:
+        sources.append(
+            StaticDiscovery(
+                [
+                    Member(
+                        endpoint=str(parse_address(worker.endpoint)),
+                        pool=pool.name,
+                        dp_size=worker.dp_size or pool.dp_size,
+                        kv_events=(worker.kv_events or template.kv_events) if kv.enabled else None,
+                        kv_replay=(worker.kv_replay or template.kv_replay) if kv.enabled else None,
+                        kv_bind=kv.bind,
+                    )
+                    for worker in found.static
+                ]
+            )
+        )
+    if found.file is not None:
+        sources.append(FileDiscovery(found.file, template))
+    if found.dns is not None:
+        resolution = ResolutionSettings(interval_s=found.dns.interval_s)
+        sources.append(DnsDiscovery(found.dns.name, found.dns.port, template, resolution))
+    return sources
+
+
+def kv_sources(member: Member, topic: str) -> list[KvSource]:
+    """The KV event streams of a member, one per data-parallel rank."""
+    if member.kv_events is None:
+        return []
+    host = parse_address(member.endpoint).host
+    sources = []
+    for worker in member.workers():
+        replay = member.kv_replay
+        sources.append(
+            KvSource(
+                worker=worker,
+                endpoint=member.kv_events
+                if member.kv_bind
+                else resolve_kv_endpoint(member.kv_events, host, worker.dp_rank),
+                replay_endpoint=None if replay is None else resolve_kv_endpoint(replay, host, worker.dp_rank),
+                bind=member.kv_bind,
+                topic=topic,
+            )
+        )
+    return sources
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
