@@ -1,8 +1,8 @@
 """The model's tokenizer as the engine sets it up: `tokenizer.json`, adjusted by `tokenizer_config.json`.
 
-The engine loads tokenizers through transformers, which adds missing special tokens and, when the
-configuration says whether to add BOS or EOS, replaces the post-processor. Some model-specific classes there
-rebuild more than that; `warmroute check` compares our ids with the engine's.
+The engine loads tokenizers through transformers, which adds special tokens that the file lacks. It ignores
+`add_bos_token` and `add_eos_token` where there is a `tokenizer.json`: the post-processor in it decides. Some
+model-specific classes there rebuild more than that; `warmroute check` compares our ids with the engine's.
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from extproc.core.errors import WarmrouteError
 
@@ -55,8 +54,6 @@ def load_tokenizer(model_dir: Path, config: Mapping[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     _add_missing_tokens(tokenizer, config)
-    if "add_bos_token" in config or "add_eos_token" in config or tokenizer.post_processor is None:
-        _replace_post_processor(tokenizer, config)
     return tokenizer
 
 
@@ -88,14 +85,3 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None
     if isinstance(extra, list):
         texts += [text for item in extra if (text := _token_text(item)) is not None]
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts if text not in present])
-
-
-def _replace_post_processor(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    named = special_tokens(config)
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    single = " ".join(f"{part}:0" for part in (bos, "$A", eos) if part is not None)
-    used = [token for token in (bos, eos) if token is not None]
-    tokenizer.post_processor = TemplateProcessing(
-        single=single, pair=f"{single} $B:1", special_tokens=[(t, tokenizer.token_to_id(t)) for t in used]
-    )
