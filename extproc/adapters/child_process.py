@@ -106,7 +106,8 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), grace)
+                async with asyncio.timeout(grace):
+                    await process.wait()
             except TimeoutError:
                 await self.kill()
             except asyncio.CancelledError:

@@ -13,8 +13,10 @@ SLEEP = [sys.executable, "-c", "print('started', flush=True); import time; time.
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "print('started', flush=True); time.sleep(600)",
+    (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('started', flush=True); time.sleep(600)"
+    ),
 ]
 
 
