@@ -93,7 +93,6 @@ class ExtProcService:
         counters.streams += 1
         counters.active += 1
         exchange = _Exchange(self._routing, self._settings, self._clock, counters, context)
-        cancelled = True
         try:
             async for message in requests:
                 if message.observability_mode:
@@ -102,14 +101,13 @@ class ExtProcService:
                     continue
                 for reply in await exchange.replies(message):
                     await context.write(encode(reply))
-            cancelled = False
+                exchange.undelivered = False
         except ProtocolError as error:
-            cancelled = False
             counters.protocol_errors += 1
             _log.warning("closing an ext_proc stream: %s", error)
         finally:
             counters.active -= 1
-            exchange.close(cancelled=cancelled)
+            exchange.close()
 
     def _observe(self, message: pb.ProcessingRequest) -> bool:
         """Whether this message of an observer stream told all there is to know."""
@@ -146,6 +144,7 @@ class _Exchange:
         )
         self._begun = clock()
         self._lease_id: str | None = None
+        self.undelivered = False  # a route was chosen and its replies are not all written
         self._observer: ResponseObserver | None = None
 
     async def replies(self, message: pb.ProcessingRequest) -> list[Reply]:
@@ -195,12 +194,14 @@ class _Exchange:
             return self._stream.decided(PassThrough())
         self._count(answer)
         if self._lease_id is not None:
+            self.undelivered = True
             self._observer = ResponseObserver(self._begun, self._clock())
         return replies
 
-    def close(self, *, cancelled: bool) -> None:
-        """The stream is over."""
+    def close(self) -> None:
+        """The stream is over. Envoy ends all streams alike, so what was cut short shows in our state only."""
         if self._lease_id is not None:
+            cancelled = self.undelivered or self._stream.response_open
             lease_id, self._lease_id = self._lease_id, None
             _tell(lambda lease: self._routing.stream_ended(lease, cancelled=cancelled), lease_id)
 

@@ -52,7 +52,8 @@ class RoutingService(Protocol):
         """The ext_proc stream of this request is over; exactly once for each `Route` that was answered.
 
         Envoy 1.36, 1.39 and 1.40 keep it open until the HTTP request ends; 1.37 and 1.38 close it at the
-        response's headers. `cancelled`: it was torn down rather than closed.
+        response's headers. Envoy ends streams alike whatever happened to the request, so `cancelled` is True
+        only where it shows: the decision was not taken, or a response we were shown broke off.
         """
         ...
 

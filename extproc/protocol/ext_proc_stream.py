@@ -62,9 +62,10 @@ class ExtProcStream:
         return self._request.deciding
 
     @property
-    def response_ended(self) -> bool:
-        """Whether the end of the response has been seen."""
-        return self._response.state in (ResponseState.ENDED, ResponseState.CLOSED)
+    def response_open(self) -> bool:
+        """Whether the gateway is showing us a response body whose end we have not seen."""
+        shown = self._response.mode is not BodyMode.NONE
+        return shown and self._response.state in (ResponseState.OPEN, ResponseState.WHOLE)
 
     def configure(self, request_mode: BodyMode, response_mode: BodyMode) -> None:
         """Body modes, as announced with the first message.

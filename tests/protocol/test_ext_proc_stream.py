@@ -134,7 +134,7 @@ def test_responses_pass_unchanged(pieces, trailers, mode):
     events = [ResponseHeaders({":status": "200"}), *(ResponseBody(piece) for piece in pieces)]
     events.append(ResponseTrailers() if trailers else ResponseBody(b"end", end_of_stream=True))
     perform(machine, peer, events, ROUTE)
-    assert machine.response_ended
+    assert not machine.response_open
     peer.response.assert_complete()
 
 
@@ -328,9 +328,9 @@ def test_pitfall_06_empty_response_trailers_end_the_response():
     machine = stream(BUFFERED, DUPLEX)
     machine.receive(ResponseHeaders({":status": "200"}))
     assert machine.receive(ResponseBody(b"a")) == [PieceReply(Side.RESPONSE, b"a", end_of_stream=False)]
-    assert not machine.response_ended
+    assert machine.response_open
     assert machine.receive(ResponseTrailers()) == [TrailersReply(Side.RESPONSE)]
-    assert machine.response_ended
+    assert not machine.response_open
 
 
 def test_an_answer_by_another_filter_may_overtake_the_request():
@@ -348,6 +348,12 @@ def test_pitfall_08_metadata_is_merged_over_the_whole_stream():
     assert machine.metadata["envoy.lb.subset_hint"] == {"a": 1}
     (reply,) = machine.receive(ResponseHeaders({":status": "200"}))
     assert reply.set_headers == {TEST_SERVED_HEADER: "10.0.0.1:1"}
+
+
+def test_a_response_of_which_only_headers_are_shown_is_not_open():
+    machine = stream(BUFFERED, BodyMode.NONE)
+    machine.receive(ResponseHeaders({":status": "200"}))
+    assert not machine.response_open
 
 
 def test_the_served_endpoint_is_echoed_in_test_mode_only():
