@@ -29,6 +29,7 @@ import yaml
 from extproc.adapters import envoy_comments
 from extproc.core.errors import WarmrouteError
 from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.endpoint_picker import DESTINATION
 
 EnvoyVersion = tuple[int, int]
 
@@ -60,9 +61,13 @@ class StaticWorkers:
 
 @dataclass(frozen=True, slots=True)
 class EdsFileWorkers:
-    """Workers in a file Envoy watches (`workers_file` makes its content). Replace it by rename only."""
+    """Workers in a file Envoy watches (`workers_file` makes its content). Replace it by rename only.
+
+    `assignment` is the `cluster_name` of the load assignment in it.
+    """
 
     path: str
+    assignment: str = "workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class EnvoySettings:
     routed_prefixes: tuple[str, ...] = ("/v1/", "/inference/v1/")
     usage_free_paths: tuple[str, ...] = ("/v1/embeddings", "/v1/rerank", "/v1/score")
     internal_headers: tuple[str, ...] = (
-        "x-gateway-destination-endpoint",
+        DESTINATION,
         "x-warmroute-ticket",
         "x-warmroute-pool",
     )
@@ -160,8 +165,8 @@ class EnvoySettings:
             if not 0 < getattr(self, name) < 1 << 32:
                 raise EnvoyConfigError(f"{name} must be between 1 byte and 4 GiB")
         # Whatever else is configured, no client may choose the destination.
-        if "x-gateway-destination-endpoint" not in self.internal_headers:
-            raise EnvoyConfigError("internal_headers must contain x-gateway-destination-endpoint")
+        if DESTINATION not in self.internal_headers:
+            raise EnvoyConfigError(f"internal_headers must contain {DESTINATION}")
 
     @property
     def router_addresses(self) -> tuple[Address, ...]:

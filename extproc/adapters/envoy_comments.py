@@ -68,7 +68,7 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
         ("http_filters", "name=envoy.filters.http.ext_proc"),
         "Asks the router where the request goes. It takes no part in the response.",
     ),
-    (("grpc_service", "timeout"), "The stream lives as long as the request."),
+    (("typed_config", "grpc_service", "timeout"), "The stream lives as long as the request."),
     (("grpc_service", "retry_policy"), "With several router replicas, another is tried when one refuses."),
     (
         ("typed_config", "failure_mode_allow"),

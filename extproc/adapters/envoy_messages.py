@@ -32,18 +32,20 @@ from envoy_data_plane.google.protobuf import Any
 from extproc.adapters import envoy_usage
 from extproc.adapters.envoy_bootstrap import BodyMode, DnsWorkers, EdsFileWorkers, EnvoySettings
 from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.endpoint_picker import (
+    DESTINATION,
+    LB_NAMESPACE,
+    SERVED_KEY,
+    SUBSET_NAMESPACE,
+    TICKET_KEY,
+    TICKET_NAMESPACE,
+)
 
 WORKERS = "workers"
 ROUTER = "warmroute"
 EXT_PROC = "envoy.filters.http.ext_proc"
 OBSERVER = "envoy.filters.http.ext_proc.first_token"
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-
-DESTINATION_NAMESPACE = "envoy.lb"
-DESTINATION_KEY = "x-gateway-destination-endpoint"
-SERVED_KEY = "x-gateway-destination-endpoint-served"
-TICKET_NAMESPACE = "warmroute"
-TICKET_KEY = "ticket"
 
 
 def bootstrap(settings: EnvoySettings) -> bootstrap_v3.Bootstrap:
@@ -254,8 +256,8 @@ def ext_proc_filter(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
         max_message_timeout=_seconds(settings.max_message_timeout),
         metadata_options=ext_proc.MetadataOptions(
             # Subset hints of Endpoint Picker gateways, and the name of who served on a retry.
-            forwarding_namespaces=_namespaces("envoy.lb.subset_hint", DESTINATION_NAMESPACE),
-            receiving_namespaces=_namespaces(DESTINATION_NAMESPACE, TICKET_NAMESPACE),
+            forwarding_namespaces=_namespaces(SUBSET_NAMESPACE, LB_NAMESPACE),
+            receiving_namespaces=_namespaces(LB_NAMESPACE, TICKET_NAMESPACE),
         ),
     )
 
@@ -311,7 +313,8 @@ def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
             eds_config=core.ConfigSource(
                 path_config_source=core.PathConfigSource(path=path),
                 resource_api_version=core.ApiVersion.V3,
-            )
+            ),
+            service_name=workers.assignment if workers.assignment != WORKERS else "",
         )
         return cluster
     if isinstance(workers, DnsWorkers):
@@ -326,12 +329,10 @@ def worker_balancing(settings: EnvoySettings) -> cluster_v3.LoadBalancingPolicy:
     fallback = least_request.LeastRequest()
     override = override_host.OverrideHost(
         override_host_sources=[
-            override_host.OverrideHostOverrideHostSource(
-                metadata=_metadata_key(DESTINATION_NAMESPACE, DESTINATION_KEY)
-            )
+            override_host.OverrideHostOverrideHostSource(metadata=_metadata_key(LB_NAMESPACE, DESTINATION))
         ],
         selected_host_key=(
-            _metadata_key(DESTINATION_NAMESPACE, SERVED_KEY) if settings.envoy_version >= (1, 38) else None
+            _metadata_key(LB_NAMESPACE, SERVED_KEY) if settings.envoy_version >= (1, 38) else None
         ),
         fallback_policy=_policy("envoy.load_balancing_policies.least_request", Any.pack(fallback)),
     )

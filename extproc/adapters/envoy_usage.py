@@ -12,7 +12,8 @@ from envoy_data_plane.envoy.extensions.filters.http.sse_to_metadata import v3 as
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any
 
-NAMESPACE = "llm.usage"
+from extproc.protocol.access_log import USAGE_NAMESPACE
+
 SSE = "envoy.filters.http.sse_to_metadata"
 JSON = "envoy.filters.http.json_to_metadata"
 Rules = dict[tuple[str, ...], str]
@@ -58,7 +59,9 @@ def _rules(paths: Rules) -> list[json_to_metadata.JsonToMetadataRule]:
         json_to_metadata.JsonToMetadataRule(
             selectors=[json_to_metadata.JsonToMetadataSelector(key=name) for name in path],
             on_present=json_to_metadata.JsonToMetadataKeyValuePair(
-                metadata_namespace=NAMESPACE, key=key, type=json_to_metadata.JsonToMetadataValueType.NUMBER
+                metadata_namespace=USAGE_NAMESPACE,
+                key=key,
+                type=json_to_metadata.JsonToMetadataValueType.NUMBER,
             ),
         )
         for path, key in paths.items()

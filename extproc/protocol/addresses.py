@@ -33,17 +33,21 @@ class Address(NamedTuple):
         return True
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, lowest_port: int = 1) -> Address:
     """`host:port` to an `Address`; IP literals come back in their canonical spelling.
 
+    `lowest_port=0` admits port 0: an address to listen on, where the system chooses the port.
+
     Raises:
-        AddressError: no port, a port outside 1..65535, an empty host, or an IPv6 literal without brackets.
+        AddressError: no port, one outside `lowest_port`..65535, an empty host, or IPv6 without brackets.
     """
     host, separator, port_text = text.strip().rpartition(":")
     if not separator or not host:
         raise AddressError(f"{text!r} is not an address: write host:port, for example 10.0.0.7:8000")
-    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65_536):
-        raise AddressError(f"{text!r} has no valid port: write host:port with a port from 1 to 65535")
+    if not (port_text.isascii() and port_text.isdigit() and lowest_port <= int(port_text) < 65_536):
+        raise AddressError(
+            f"{text!r} has no valid port: write host:port with a port from {lowest_port} to 65535"
+        )
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

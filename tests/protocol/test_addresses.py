@@ -23,8 +23,22 @@ def test_addresses_have_one_spelling(text, host, port, spelled):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host", ":80", "host:", "host:0", "host:65536", "host:-1", "host:8o", "host:²", "fd00::7:80", "http://h:80",
-     "[]:80", "a b:80", "u@h:80"],
+    [
+        "",
+        "host",
+        ":80",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:8o",
+        "host:²",
+        "fd00::7:80",
+        "http://h:80",
+        "[]:80",
+        "a b:80",
+        "u@h:80",
+    ],
 )
 def test_what_is_not_an_address_is_refused_with_the_text(text):
     with pytest.raises(AddressError) as error:
@@ -43,3 +57,9 @@ def test_ip_addresses_survive_a_round_trip(ip, port):
 
 def test_a_name_is_not_resolved():
     assert not parse_address("localhost:1").is_resolved
+
+
+def test_port_zero_is_for_listening_only():
+    assert parse_address("0.0.0.0:0", lowest_port=0) == Address("0.0.0.0", 0)
+    with pytest.raises(AddressError, match="from 1 to 65535"):
+        parse_address("0.0.0.0:0")

@@ -1,0 +1,161 @@
+"""`warmroute envoy-config`: the Envoy configuration that fits a Warmroute configuration."""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import yaml
+
+from extproc import config as configuration
+from extproc.adapters.envoy_bootstrap import (
+    BodyMode,
+    DnsWorkers,
+    EdsFileWorkers,
+    EnvoyConfigError,
+    EnvoySettings,
+    StaticWorkers,
+    Workers,
+    bootstrap,
+    parse_version,
+    to_json,
+    to_yaml,
+)
+from extproc.protocol.addresses import parse_address
+
+HELP = "print a complete Envoy configuration for a Warmroute configuration"
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "-c", "--config", required=True, metavar="FILE", help="Warmroute's configuration file"
+    )
+    parser.add_argument("--format", choices=("yaml", "json"), default="yaml", help="YAML has comments")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write here instead of to standard output")
+    parser.add_argument("--envoy-version", metavar="X.Y", help="the Envoy that will read it, 1.36 to 1.40")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where clients connect; port 0 is any free one")
+    parser.add_argument("--admin", metavar="HOST:PORT", help="Envoy's admin interface")
+    parser.add_argument(
+        "--router", action="append", metavar="HOST:PORT", help="where Envoy finds Warmroute; may be repeated"
+    )
+    parser.add_argument(
+        "--worker",
+        action="append",
+        metavar="HOST:PORT",
+        help="a worker, instead of those the file names; may be repeated",
+    )
+    parser.add_argument("--body-mode", choices=[mode.value for mode in BodyMode], help="how bodies reach us")
+    parser.add_argument(
+        "--first-token-observer",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="report first tokens while they happen",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the configuration."""
+    settings = _overridden(envoy_settings(configuration.load(args.config), args.worker), args)
+    built = bootstrap(settings)
+    text = to_json(built) if args.format == "json" else to_yaml(built)
+    if args.output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvoyConfigError(f"cannot write {args.output}: {error.strerror}") from error
+    return 0
+
+
+def envoy_settings(config: configuration.Config, workers: list[str] | None = None) -> EnvoySettings:
+    """What a Warmroute configuration means for Envoy; `workers` replaces those it names.
+
+    Raises:
+        EnvoyConfigError: Envoy cannot follow the way the workers are discovered.
+        AddressError: an address is not `host:port`.
+    """
+    envoy = config.envoy
+    listen = parse_address(envoy.listen, lowest_port=0)
+    admin = parse_address(envoy.admin, lowest_port=0)
+    ours = parse_address(config.listen, lowest_port=0)
+    here = str(ours._replace(host=_ANY_HOST.get(ours.host, ours.host)))
+    if not envoy.router and ours.port == 0:
+        raise EnvoyConfigError(
+            f"`listen: {config.listen}` leaves the port open, so Envoy cannot find it: "
+            "set a port, `envoy.router`, or --router"
+        )
+    return EnvoySettings(
+        workers=StaticWorkers(tuple(workers)) if workers else _workers(config),
+        routers=tuple(envoy.router) or (here,),
+        listen_address=listen.host,
+        listen_port=listen.port,
+        admin_address=admin.host,
+        admin_port=admin.port,
+        envoy_version=parse_version(envoy.version),
+        body_mode=BodyMode(envoy.body_mode),
+        body_limit=config.limits.body_bytes,
+        message_timeout=envoy.message_timeout_s,
+        first_token_observer=envoy.first_token_observer,
+    )
+
+
+def _overridden(settings: EnvoySettings, args: argparse.Namespace) -> EnvoySettings:
+    changes: dict[str, object] = {}
+    for option, host, port in (
+        (args.listen, "listen_address", "listen_port"),
+        (args.admin, "admin_address", "admin_port"),
+    ):
+        if option is not None:
+            changes[host], changes[port] = parse_address(option, lowest_port=0)
+    if args.envoy_version is not None:
+        changes["envoy_version"] = parse_version(args.envoy_version)
+    if args.router is not None:
+        changes["routers"] = tuple(args.router)
+    if args.body_mode is not None:
+        changes["body_mode"] = BodyMode(args.body_mode)
+    if args.first_token_observer is not None:
+        changes["first_token_observer"] = args.first_token_observer
+    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]  # each is its field's type
+
+
+def _workers(config: configuration.Config) -> Workers:
+    if config.envoy.eds_file is not None:
+        return _watched(config.envoy.eds_file)
+    sources = [pool.discovery for pool in config.pools]
+    files = list(dict.fromkeys(source.file for source in sources if source.file is not None))
+    names = [source.dns for source in sources if source.dns is not None]
+    static = [worker.endpoint for source in sources for worker in source.static]
+    if files:
+        if len(files) > 1 or names or static:
+            raise EnvoyConfigError(
+                "Envoy can watch one file or resolve names, not both: put all workers into one file "
+                "and name it in `envoy.eds_file`"
+            )
+        return _watched(files[0])
+    if len(names) == 1 and not static:
+        return DnsWorkers(names[0].name, names[0].port, names[0].interval_s)
+    return StaticWorkers(tuple(dict.fromkeys([*static, *(f"{dns.name}:{dns.port}" for dns in names)])))
+
+
+def _watched(path: Path) -> EdsFileWorkers:
+    """The file, if Envoy can read it. One that does not exist yet is taken on trust."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return EdsFileWorkers(str(path))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise EnvoyConfigError(f"cannot read the workers file {path}: {error}") from error
+    resources = data.get("resources") if isinstance(data, dict) else None
+    if not isinstance(resources, list):
+        raise EnvoyConfigError(
+            f"{path} is not in Envoy's EDS form, so Envoy cannot watch it: write it in that form "
+            "(Warmroute reads it too; see envoy/workers.yaml), or name workers with --worker"
+        )
+    names = [one.get("cluster_name", one.get("clusterName")) for one in resources if isinstance(one, dict)]
+    if "workers" in names or len(names) != 1 or not names[0]:
+        return EdsFileWorkers(str(path))
+    return EdsFileWorkers(str(path), assignment=names[0])

@@ -1,0 +1,160 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.adapters.envoy_bootstrap import (
+    BodyMode,
+    DnsWorkers,
+    EdsFileWorkers,
+    EnvoyConfigError,
+    EnvoySettings,
+    StaticWorkers,
+    bootstrap,
+    to_yaml,
+    write_workers_file,
+)
+from extproc.cli import main
+from extproc.cli.envoy_config import envoy_settings
+from extproc.config import parse
+
+STATIC = {"static": ["10.0.0.1:8000"]}
+
+
+def settings(*discovery, workers=None, **rest):
+    pools = [{"name": f"pool-{number}", "discovery": one} for number, one in enumerate(discovery)]
+    return envoy_settings(parse(yaml.safe_dump({"pools": pools, **rest})), workers)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(yaml.safe_dump({"pools": [{"discovery": STATIC}]}))
+    return path
+
+
+def test_the_default_is_the_builders():
+    assert settings(STATIC) == EnvoySettings(workers=StaticWorkers(("10.0.0.1:8000",)))
+
+
+def test_what_the_file_says_arrives():
+    made = settings(
+        STATIC,
+        listen="0.0.0.0:6000",
+        limits={"body_bytes": 1234},
+        envoy={
+            "listen": "127.0.0.1:0",
+            "admin": "[::1]:99",
+            "body_mode": "FULL_DUPLEX_STREAMED",
+            "message_timeout_s": 3,
+            "first_token_observer": True,
+            "version": "1.37",
+        },
+    )
+    assert made == EnvoySettings(
+        workers=StaticWorkers(("10.0.0.1:8000",)),
+        routers=("127.0.0.1:6000",),
+        listen_address="127.0.0.1",
+        listen_port=0,
+        admin_address="::1",
+        admin_port=99,
+        envoy_version=(1, 37),
+        body_mode=BodyMode.FULL_DUPLEX_STREAMED,
+        body_limit=1234,
+        message_timeout=3,
+        first_token_observer=True,
+    )
+
+
+def test_routers_are_named_or_found_where_we_listen():
+    assert settings(STATIC, listen="10.1.1.1:5").routers == ("10.1.1.1:5",)
+    assert settings(STATIC, listen="[::]:5").routers == ("[::1]:5",)
+    named = settings(STATIC, listen="127.0.0.1:0", envoy={"router": ["a:1", "b:2"]})
+    assert named.routers == ("a:1", "b:2")
+    with pytest.raises(EnvoyConfigError, match="leaves the port open"):
+        settings(STATIC, listen="127.0.0.1:0")
+
+
+def test_workers_of_all_pools_are_in_the_cluster():
+    dns = {"dns": {"name": "pool.example", "port": 81, "interval_s": 7}}
+    assert settings(dns).workers == DnsWorkers("pool.example", 81, 7)
+    assert settings(STATIC, dns, STATIC).workers == StaticWorkers(("10.0.0.1:8000", "pool.example:81"))
+    assert settings(STATIC, workers=["b:1"]).workers == StaticWorkers(("b:1",))
+
+
+def test_a_file_in_envoys_form_is_watched_by_both(tmp_path):
+    path = tmp_path / "workers.yaml"
+    write_workers_file(path, ["10.0.0.1:8000"])
+    assert settings({"file": str(path)}, {"file": str(path)}).workers == EdsFileWorkers(str(path))
+    path.write_text(path.read_text().replace("cluster_name: workers", "clusterName: engines"))
+    assert settings({"file": str(path)}).workers == EdsFileWorkers(str(path), assignment="engines")
+    assert settings(STATIC, envoy={"eds_file": str(path)}).workers.assignment == "engines"
+
+
+def test_a_file_that_is_not_there_yet_is_taken_on_trust(tmp_path):
+    path = str(tmp_path / "later.yaml")
+    assert settings({"file": path}).workers == EdsFileWorkers(path)
+
+
+def test_what_envoy_cannot_follow_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "workers.yaml"
+    path.write_text("[10.0.0.1:8000]")
+    with pytest.raises(EnvoyConfigError, match="not in Envoy's EDS form"):
+        settings({"file": str(path)})
+    with pytest.raises(EnvoyConfigError, match="one file or resolve names"):
+        settings({"file": str(path)}, STATIC)
+    path.write_text("- [")
+    with pytest.raises(EnvoyConfigError, match="cannot read"):
+        settings({"file": str(path)})
+
+
+def test_the_command_prints_yaml_with_comments(config, capsys):
+    assert main(["envoy-config", "-c", str(config)]) == 0
+    assert capsys.readouterr().out == to_yaml(bootstrap(settings(STATIC)))
+
+
+def test_the_command_prints_json(config, capsys):
+    assert main(["envoy-config", "-c", str(config), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == bootstrap(settings(STATIC))
+
+
+def test_options_come_before_the_file(config, tmp_path):
+    target = tmp_path / "envoy.json"
+    command = [
+        *("envoy-config", "-c", str(config), "--format", "json", "-o", str(target)),
+        *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:9", "--router", "a:1", "--router", "b:2"),
+        *("--worker", "10.0.0.9:1", "--envoy-version", "1.36", "--body-mode", "FULL_DUPLEX_STREAMED"),
+        "--first-token-observer",
+    ]
+    assert main(command) == 0
+    assert json.loads(target.read_text()) == bootstrap(
+        EnvoySettings(
+            workers=StaticWorkers(("10.0.0.9:1",)),
+            routers=("a:1", "b:2"),
+            listen_address="127.0.0.1",
+            listen_port=0,
+            admin_port=9,
+            envoy_version=(1, 36),
+            body_mode=BodyMode.FULL_DUPLEX_STREAMED,
+            first_token_observer=True,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--listen", "nowhere"], "not an address"),
+        (["--envoy-version", "1.1"], "choose one of"),
+        (["-o", "/nowhere/at/all"], "cannot write /nowhere/at/all"),
+    ],
+)
+def test_mistakes_are_explained(config, capsys, options, words):
+    assert main(["envoy-config", "-c", str(config), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_missing_file_is_explained(capsys):
+    assert main(["envoy-config", "-c", str(Path("/nowhere.yaml"))]) == 2
+    assert "/nowhere.yaml" in capsys.readouterr().err
