@@ -5,10 +5,13 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
+
+import aiohttp
 
 from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.decision_log import DecisionLog
@@ -21,6 +24,7 @@ from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.name_resolution import ResolutionSettings
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
+from extproc.adapters.worker_tokenizer import WorkerTokenizer
 from extproc.config import Config, ConfigError, Pool
 from extproc.core.candidates import PoolFacts
 from extproc.core.policies import POLICIES
@@ -131,9 +135,9 @@ class App:
             prompts = PromptService(
                 encoder,
                 budget_ms=self.config.limits.prompt_budget_ms,
-                worker_url=self._worker_url(pool.name) if pool.model.worker_tokenize else None,
+                worker_tokenizer=self._worker_tokenizer(pool),
             )
-            self._cleanup.push_async_callback(prompts.close)
+            self._cleanup.callback(prompts.close)
             self._report(
                 f"pool {pool.name}: encoding with {encoder.encoder.name}"
                 + (f" ({encoder.encoder.note})" if encoder.encoder.note else "")
@@ -144,12 +148,17 @@ class App:
             pool.name, prompts, facts.model_revision, facts.tokenizer_revision, set(pool.model.names)
         )
 
-    def _worker_url(self, pool: str) -> Callable[[], str | None]:
+    def _worker_tokenizer(self, pool: Pool) -> WorkerTokenizer | None:
+        if pool.model.worker_tokenize == "off":
+            return None
+
         def ready() -> str | None:
-            states = self.router.table.ready(pool, None, self._clock())
+            states = self.router.table.ready(pool.name, None, self._clock())
             return f"http://{states[0].id.endpoint}" if states else None
 
-        return ready
+        session = aiohttp.ClientSession()
+        self._cleanup.push_async_callback(session.close)
+        return WorkerTokenizer(session, ready, pool.model.worker_tokenize)
 
     async def _serve(self) -> None:
         config = self.config
@@ -255,6 +264,7 @@ def load_encoder(pool: Pool) -> PromptEncoder | None:
         template_kwargs=model.template_kwargs,
         fast=model.fast_tokenizer,
         exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
+        clock=datetime.now,
     )
 
 

@@ -101,8 +101,8 @@ class Model(_Section):
     exclude_tools_when_tool_choice_none: bool = Field(
         default=False, description="as the engine's flag of that name"
     )
-    worker_tokenize: bool = Field(
-        default=False, description="ask a worker's /tokenize where local rendering is not supported"
+    worker_tokenize: Literal["off", "tokenize", "render"] = Field(
+        "off", description="ask a worker (its /tokenize or /render) where local rendering is not supported"
     )
 
 
