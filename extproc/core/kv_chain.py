@@ -100,4 +100,4 @@ def _spell(keys: Iterable[object]) -> Iterator[bytes]:
             yield b"(%d:%b" % (len(inner), inner)
         else:
             data = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
-            yield b"%b%d:%b" % (type(key).__name__[:1].encode(), len(data), data)
+            yield b"%b%d:%b" % (type(key).__name__.encode(), len(data), data)

@@ -103,6 +103,7 @@ _ARRAY_TYPES: dict[object, type[_Wire]] = {
     "AllBlocksCleared": _ClearedArray,
 }
 _CLEARED = AllBlocksCleared()
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError)
 
 
 def decode(payload: bytes) -> KvEventBatch:
@@ -113,17 +114,17 @@ def decode(payload: bytes) -> KvEventBatch:
     """
     try:
         return _batch(_MAPS.decode(payload))
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         pass
     try:
         return _batch(_ARRAYS.decode(payload))
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         pass
     # Only batches with an event of an unknown name, or of both forms, come this far.
     try:
         raw = _RAW.decode(payload)
         events = [event for event in map(_known, raw.events) if event is not None]
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise ProtocolError(
             f"KV event payload of {len(payload)} bytes cannot be read ({error}): "
             "does another kind of publisher use this endpoint?"
@@ -150,12 +151,18 @@ def _batch(batch: _MapBatch | _ArrayBatch) -> KvEventBatch:
 def _known(raw: object) -> _Wire | None:
     """One event of either form, or None when its name is not known."""
     if isinstance(raw, dict):
-        kind = _MAP_TYPES.get(raw.get("type"))
-    elif isinstance(raw, list) and raw and isinstance(raw[0], str):
-        kind = _ARRAY_TYPES.get(raw[0])
+        kind = _MAP_TYPES.get(_name(raw.get("type")))
+    elif isinstance(raw, list) and raw:
+        kind = _ARRAY_TYPES.get(_name(raw[0]))
     else:
-        raise msgspec.ValidationError(f"an event is {type(raw).__name__}, not an array or a map with a name")
+        raise msgspec.ValidationError("an event is neither an array nor a map")
     return None if kind is None else msgspec.convert(raw, kind)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise msgspec.ValidationError("an event has no name")
 
 
 def _adapter(wire: _Stored) -> str | None:
