@@ -56,15 +56,19 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _bare_environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
+    )
+
+
 def _environment(clock: Clock | None) -> ImmutableSandboxedEnvironment:
     def strftime_now(pattern: str) -> str:
         if clock is None:
             raise Unsupported("template-clock", "the template prints the date and no clock was given")
         return clock().strftime(pattern)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
-    )
+    environment = _bare_environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
@@ -80,10 +84,10 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, content_format: ContentFormat | None = None, clock: Clock | None = None
     ) -> None:
-        environment = _environment(clock)
         try:
-            tree = environment.parse(source)
-            self._compiled = environment.from_string(source)
+            # Parsed without the additions, as the engine does: so they count as variables.
+            tree = _bare_environment().parse(source)
+            self._compiled = _environment(clock).from_string(source)
         except jinja2.TemplateError as error:
             raise Unsupported("template-syntax", str(error)) from None
         self.source = source

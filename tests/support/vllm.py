@@ -190,21 +190,21 @@ class VllmPool:
     """Owns the forking process and every replica it started. A context manager; leaves nothing behind."""
 
     def __init__(self, python: str) -> None:
-        self._python = python
+        self.python = python
         self._replicas: dict[str, Replica] = {}
         self._started: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def __enter__(self) -> Self:
-        self._directory = Path(tempfile.mkdtemp(prefix="wr-vllm-"))
-        with (self._directory / "zygote.log").open("wb") as log:
+        self.directory = Path(tempfile.mkdtemp(prefix="wr-vllm-"))
+        with (self.directory / "zygote.log").open("wb") as log:
             self._process = subprocess.Popen(
                 # -P: beside the script lies this module, which is called vllm as well.
-                [self._python, "-P", str(Path(__file__).with_name("vllm_zygote.py"))],
+                [self.python, "-P", str(Path(__file__).with_name("vllm_zygote.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(self._directory),
-                cwd=self._directory,
+                env=_environment(self.directory),
+                cwd=self.directory,
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read_events, name="vllm-zygote", daemon=True)
@@ -233,7 +233,7 @@ class VllmPool:
             # The zygote is gone, so whatever keeps its output open is a process we have just killed.
             self._reader.join(STOP_TIMEOUT_S)
             self._process.stdout.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self, *specs: ReplicaSpec, wait: bool = True) -> list[Replica]:
         """Start one replica per spec, side by side, and wait until all are healthy.
@@ -244,7 +244,7 @@ class VllmPool:
         replicas = []
         for spec in specs:
             name = f"r{len(self._replicas)}"
-            replica = Replica(self, name, spec, self._directory / f"{name}.log")
+            replica = Replica(self, name, spec, self.directory / f"{name}.log")
             self._replicas[name] = replica
             replicas.append(replica)
         self._launch(replicas)
@@ -289,7 +289,7 @@ class VllmPool:
             self._replicas[event["id"]].pid = event["pid"]
 
     def _zygote_log(self) -> str:
-        return (self._directory / "zygote.log").read_text(errors="replace")[-LOG_TAIL:]
+        return (self.directory / "zygote.log").read_text(errors="replace")[-LOG_TAIL:]
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None

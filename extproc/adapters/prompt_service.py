@@ -1,0 +1,164 @@
+"""Prompts to token ids within a time budget, off the event loop where it takes long.
+
+Small prompts are encoded where they arrive; long ones in a few threads. A request whose ids are not ready
+within the budget is routed by load, and its thread finishes in the background: nothing can stop a chat
+template that loops, but it occupies one of the threads, never the event loop. When all places are taken,
+requests are routed by load at once instead of queueing for ids that would come too late.
+
+Conversations that cannot be rendered here can be sent to a worker to be tokenized, within the same budget.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
+from extproc.prompt.encoder import EncodedPrompt
+from extproc.prompt.errors import Unsupported
+from extproc.protocol.openai import InferenceRequest, LoadOnly
+
+_log = logging.getLogger(__name__)
+
+# What asking the engine would not help with: it keeps the history, or its cache keys hold more than tokens.
+_NOT_FOR_WORKERS = frozenset({"empty-prompt", "multimodal", "prompt-embeds", "stored-history", "suffix"})
+
+
+class RequestEncoder(Protocol):
+    """What the service needs of a `PromptEncoder`."""
+
+    def encode(self, request: InferenceRequest) -> EncodedPrompt:
+        """Token ids. Raises `Unsupported`."""
+        ...
+
+
+class PromptService:
+    """Encodes requests for one model.
+
+    Args:
+        encoder: the model's encoder.
+        budget_ms: most time a request may wait for its ids, a worker's answer included.
+        inline_bytes: bodies up to this size are encoded on the event loop.
+        threads: threads for the others.
+        places: encodings running, queued or abandoned at one time; more requests are routed by load.
+        worker_tokenizer: asks a worker what cannot be rendered here.
+    """
+
+    def __init__(
+        self,
+        encoder: RequestEncoder,
+        *,
+        budget_ms: float = 200.0,
+        inline_bytes: int = 2048,
+        threads: int = 2,
+        places: int = 64,
+        worker_tokenizer: WorkerTokenizer | None = None,
+    ) -> None:
+        self._encoder = encoder
+        self._budget_s = budget_ms / 1000
+        self._inline_bytes = inline_bytes
+        self._threads = _Threads(threads, places)
+        self._worker_tokenizer = worker_tokenizer
+
+    async def encode(self, request: InferenceRequest) -> EncodedPrompt | LoadOnly:
+        """Token ids, or why the request is routed by load. Never raises for what a request contains."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            if self._is_small(request):
+                encoded = self._encoder.encode(request)
+                self._judge_inline(loop.time() - started)
+                return encoded
+            return await self._in_thread(request)
+        except Unsupported as problem:
+            remaining = self._budget_s - (loop.time() - started)
+            return await self._ask_worker(request, problem.reason, remaining)
+        except Exception:
+            _log.exception("encoding a %s request failed; it is routed by load", request.kind.value)
+            return LoadOnly("prompt-error", request.model)
+
+    def close(self) -> None:
+        """Start no more encodings. Running ones end by themselves and hold nothing up."""
+        self._threads.close()
+
+    def _is_small(self, request: InferenceRequest) -> bool:
+        # Template arguments are the one way for a small request to make a template do much.
+        return request.size <= self._inline_bytes and "chat_template_kwargs" not in request.body
+
+    def _judge_inline(self, took_s: float) -> None:
+        if took_s > self._budget_s:
+            _log.warning(
+                "encoding a small prompt took %.0f ms of the event loop; from now on all go to threads",
+                took_s * 1000,
+            )
+            self._inline_bytes = -1
+
+    async def _in_thread(self, request: InferenceRequest) -> EncodedPrompt | LoadOnly:
+        job = self._threads.submit(lambda: self._encoder.encode(request))
+        if job is None:
+            return LoadOnly("prompt-busy", request.model)
+        result = asyncio.wrap_future(job)
+        done, _ = await asyncio.wait({result}, timeout=self._budget_s)
+        if not done:
+            result.cancel()  # a job that has not begun is dropped; one that has runs on, unheard
+            return LoadOnly("prompt-budget", request.model)
+        return result.result()
+
+    async def _ask_worker(
+        self, request: InferenceRequest, reason: str, remaining_s: float
+    ) -> EncodedPrompt | LoadOnly:
+        if self._worker_tokenizer is None or reason in _NOT_FOR_WORKERS:
+            return LoadOnly(f"unsupported:{reason}", request.model)
+        if remaining_s <= 0:
+            return LoadOnly("prompt-budget", request.model)
+        try:
+            return await self._worker_tokenizer.encode(request, timeout_s=remaining_s)
+        except TimeoutError:
+            return LoadOnly("prompt-budget", request.model)
+        except WorkerTokenizerError as error:
+            _log.debug("worker tokenizer: %s", error)
+            return LoadOnly(f"unsupported:{reason}", request.model)
+
+
+_Job = tuple[Future[EncodedPrompt], Callable[[], EncodedPrompt]]
+
+
+class _Threads:
+    """A few daemon threads: unlike an executor's, a runaway one does not keep the process from exiting."""
+
+    def __init__(self, threads: int, places: int) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._free = threading.BoundedSemaphore(places)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"prompt-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[[], EncodedPrompt]) -> Future[EncodedPrompt] | None:
+        """Queue a call; None when every place is taken."""
+        if not self._free.acquire(blocking=False):
+            return None
+        future: Future[EncodedPrompt] = Future()
+        self._jobs.put((future, function))
+        return future
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, function = job
+            try:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                self._free.release()
+            del job, future, function

@@ -1,0 +1,179 @@
+import asyncio
+import json
+import threading
+from array import array
+
+import pytest
+
+from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.worker_tokenizer import WorkerTokenizerError
+from extproc.prompt.encoder import EncodedPrompt, PromptEncoder
+from extproc.prompt.errors import Unsupported
+from extproc.prompt.tiny import tiny_model_path
+from extproc.protocol.openai import LoadOnly, parse_request
+
+IDS = EncodedPrompt((array("I", [1, 2, 3]),))
+PATIENT_MS = 60_000.0
+
+
+def chat(content="q", **fields):
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+    return parse_request("POST", "/v1/chat/completions", {}, json.dumps(body).encode())
+
+
+SMALL, LONG = chat(), chat("word " * 2000)
+
+
+class Encoder:
+    """Answers at once, or when `gate` opens; notes the threads it ran in."""
+
+    def __init__(self, outcome=IDS, *, gated=False):
+        self.outcome = outcome
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.threads = []
+        if not gated:
+            self.gate.set()
+
+    def encode(self, request):
+        self.threads.append(threading.current_thread())
+        self.entered.release()
+        self.gate.wait(60)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class Worker:
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.timeouts = []
+
+    async def encode(self, request, *, timeout_s):
+        self.timeouts.append(timeout_s)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(encoder, **options):
+        service = PromptService(encoder, **{"budget_ms": PATIENT_MS, **options})
+        made.append((service, encoder))
+        return service
+
+    yield build
+    for service, encoder in made:
+        if isinstance(encoder, Encoder):
+            encoder.gate.set()
+        service.close()
+
+
+async def entered(encoder):
+    assert await asyncio.to_thread(encoder.entered.acquire, timeout=60)
+
+
+async def test_small_prompts_stay_on_the_loop_and_long_ones_leave_it(make):
+    encoder = Encoder()
+    service = make(encoder)
+    assert await service.encode(SMALL) == IDS
+    assert await service.encode(LONG) == IDS
+    assert encoder.threads[0] is threading.current_thread()
+    assert encoder.threads[1] is not threading.current_thread()
+
+
+async def test_small_requests_with_template_arguments_leave_the_loop(make):
+    encoder = Encoder()
+    await make(encoder).encode(chat(chat_template_kwargs={"n": 1}))
+    assert encoder.threads[0] is not threading.current_thread()
+
+
+async def test_one_small_prompt_over_the_budget_sends_all_to_threads(make):
+    encoder = Encoder()
+    service = make(encoder, budget_ms=-1.0)
+    assert await service.encode(SMALL) == IDS
+    await service.encode(SMALL)
+    await entered(encoder)
+    await entered(encoder)
+    assert encoder.threads[1] is not threading.current_thread()
+
+
+async def test_a_spent_budget_means_load_only_and_the_loop_stays_free(make):
+    encoder = Encoder(gated=True)
+    service = make(encoder, budget_ms=20.0)
+    assert await service.encode(LONG) == LoadOnly("prompt-budget", "m")
+
+
+async def test_abandoned_encodings_keep_their_places_until_they_end(make):
+    encoder = Encoder(gated=True)
+    service = make(encoder, budget_ms=20.0, threads=1, places=2)
+    running = asyncio.create_task(service.encode(LONG))
+    await entered(encoder)
+    queued = asyncio.create_task(service.encode(LONG))
+    assert [await running, await queued] == [LoadOnly("prompt-budget", "m")] * 2
+    assert await service.encode(LONG) == LoadOnly("prompt-busy", "m")
+    encoder.gate.set()
+    service._budget_s = 60.0
+    async with asyncio.timeout(60):
+        while await service.encode(LONG) != IDS:
+            await asyncio.sleep(0.01)
+    # The queued one was dropped before it began.
+    assert len(encoder.threads) == 2
+
+
+async def test_a_failing_encoder_never_stops_a_request(make, caplog):
+    service = make(Encoder(ZeroDivisionError()))
+    assert await service.encode(SMALL) == LoadOnly("prompt-error", "m")
+    assert await service.encode(LONG) == LoadOnly("prompt-error", "m")
+    assert "routed by load" in caplog.text
+
+
+async def test_unsupported_requests_say_why(make):
+    service = make(Encoder(Unsupported("renderer")))
+    assert await service.encode(SMALL) == LoadOnly("unsupported:renderer", "m")
+    assert await service.encode(LONG) == LoadOnly("unsupported:renderer", "m")
+
+
+async def test_a_worker_is_asked_within_what_is_left_of_the_budget(make):
+    worker = Worker(IDS)
+    service = make(Encoder(Unsupported("renderer")), worker_tokenizer=worker)
+    assert await service.encode(LONG) == IDS
+    assert 0 < worker.timeouts[0] <= PATIENT_MS / 1000
+
+
+async def test_a_spent_budget_asks_nobody(make):
+    worker = Worker(IDS)
+    service = make(Encoder(Unsupported("renderer")), worker_tokenizer=worker, budget_ms=-1.0)
+    assert await service.encode(SMALL) == LoadOnly("prompt-budget", "m")
+    assert worker.timeouts == []
+
+
+@pytest.mark.parametrize("reason", ["multimodal", "stored-history"])
+async def test_workers_are_not_asked_what_their_ids_would_not_answer(make, reason):
+    worker = Worker(IDS)
+    service = make(Encoder(Unsupported(reason)), worker_tokenizer=worker)
+    assert await service.encode(SMALL) == LoadOnly(f"unsupported:{reason}", "m")
+    assert worker.timeouts == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (TimeoutError(), "prompt-budget"),
+        (WorkerTokenizerError("no worker"), "unsupported:renderer"),
+    ],
+)
+async def test_a_worker_that_does_not_answer_means_load_only(make, failure, reason):
+    service = make(Encoder(Unsupported("renderer")), worker_tokenizer=Worker(failure))
+    assert await service.encode(SMALL) == LoadOnly(reason, "m")
+
+
+async def test_concurrent_long_prompts_get_the_ids_they_would_get_alone(make):
+    encoder = PromptEncoder.load(tiny_model_path())
+    service = make(encoder)
+    requests = [chat(f"question {number} " * 400) for number in range(40)]
+    results = await asyncio.gather(*map(service.encode, requests))
+    assert results == [encoder.encode(request) for request in requests]
