@@ -202,8 +202,7 @@ class _Exchange:
         """The stream is over. Envoy ends all streams alike, so what was cut short shows in our state only."""
         if self._lease_id is not None:
             cancelled = self.undelivered or self._stream.response_open
-            lease_id, self._lease_id = self._lease_id, None
-            _tell(lambda lease: self._routing.stream_ended(lease, cancelled=cancelled), lease_id)
+            _tell(lambda lease: self._routing.stream_ended(lease, cancelled=cancelled), self._lease_id)
 
     def _http_request(self, decide: Decide) -> HttpRequest:
         headers = decide.headers

@@ -530,6 +530,20 @@ async def test_pitfall_03_the_last_response_piece_twice_is_counted_once(routing)
     assert [signal[0] for signal in routing.signals].count("completed") == 1
 
 
+async def test_pitfall_03_a_buffered_response_delivered_twice_is_read_once(routing):
+    whole = response_body(b'{"usage":{"prompt_tokens":1}}')
+    async with running(routing) as host:
+        replies = await host.exchange(
+            request_headers(end=True, response_mode=BUFFERED),
+            response_headers(),
+            whole,
+            whole,
+            response_trailers(),
+        )
+    assert kinds(replies)[1:] == ["response_headers", "response_body", "response_trailers"]
+    assert routing.completions[0][1].prompt_tokens == 1
+
+
 async def test_a_compressed_response_is_passed_and_not_read(routing):
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     async with running(routing) as host:

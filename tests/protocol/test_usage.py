@@ -155,9 +155,13 @@ def test_normalize(fields, expected):
     assert normalize(fields) == expected
 
 
+STARTED = {"message": {"usage": {"input_tokens": 36, "cache_read_input_tokens": 64, "output_tokens": 1}}}
+
+
+def test_anthropics_last_part_may_speak_of_the_output_only():
+    assert read(events(STARTED, {"usage": {"output_tokens": 7}}), "text/event-stream") == SAME
+
+
 def test_anthropics_second_account_of_the_prompt_replaces_the_first():
-    data = events(
-        {"message": {"usage": {"input_tokens": 36, "cache_read_input_tokens": 64, "output_tokens": 1}}},
-        {"usage": {"output_tokens": 7}},
-    )
-    assert read(data, "text/event-stream") == SAME
+    data = events(STARTED, {"usage": {"input_tokens": 100, "output_tokens": 7}})
+    assert read(data, "text/event-stream") == Usage(100, None, 7)
