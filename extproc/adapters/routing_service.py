@@ -84,7 +84,7 @@ class WarmRoutingService:
     async def route(self, request: HttpRequest) -> Route | Reject | PassThrough:
         """See `RoutingService`."""
         try:
-            parsed = parse_request(request.method, request.path, request.headers, request.body)
+            parsed = self._parse(request)
         except BadRequest as error:
             return self._rejected(
                 Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
@@ -120,9 +120,12 @@ class WarmRoutingService:
         self._router.on_served(lease_id, endpoint)
 
     def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
-        """See `RoutingService`. Torn down or closed: neither proves that the request is over."""
-        del cancelled
-        self._router.on_stream_ended(lease_id, self._clock())
+        """See `RoutingService`. A stream that just ended does not prove that the request is over."""
+        if cancelled:
+            # The ticket never left, or the client did: no access log entry will name this lease.
+            self.completed(lease_id, Completion(Outcome.CANCELLED, details="stream cancelled"))
+        else:
+            self._router.on_stream_ended(lease_id, self._clock())
 
     def completed(self, lease_id: str, completion: Completion) -> None:
         """See `RoutingService`."""
@@ -153,6 +156,11 @@ class WarmRoutingService:
             self._log.write(one)
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _parse(self, request: HttpRequest) -> InferenceRequest | LoadOnly:
+        if not request.body_seen:
+            return LoadOnly("body-not-shown")
+        return parse_request(request.method, request.path, request.headers, request.body)
 
     def _pool_of(self, model: str | None) -> PoolContext:
         for pool in self._pools.values():
