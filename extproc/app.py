@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -56,6 +56,8 @@ class App:
         self._clock = time.monotonic
         self._cleanup = contextlib.AsyncExitStack()
         self._members: dict[str, tuple[Member, ...]] = {}
+        self._kv_sources: list[KvSource] = []
+        self._sources_changed = asyncio.Event()
         self.server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
@@ -106,9 +108,9 @@ class App:
         for pool in config.pools:
             discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
             await self._cleanup.enter_async_context(discovery)
+        for work in (self._subscribe(), self._tick()):
+            self._cleanup.push_async_callback(_cancel, asyncio.create_task(work))
         await self._serve()
-        ticker = asyncio.create_task(self._tick(), name="tick")
-        self._cleanup.push_async_callback(_cancel, ticker)
 
     def _build_router(self, encoders: Mapping[str, PromptEncoder | None]) -> None:
         config = self.config
@@ -194,9 +196,10 @@ class App:
         for worker in change.removed:
             self._report(f"worker {worker} left")
         self._scraper.set_endpoints(member.endpoint for member in members)
-        self._subscriber.set_sources(
-            [source for member in members for source in kv_sources(member, self._topics[member.pool])]
-        )
+        self._kv_sources = [
+            source for member in members for source in kv_sources(member, self._topics[member.pool])
+        ]
+        self._sources_changed.set()
         self._update_health()
 
     @property
@@ -219,7 +222,7 @@ class App:
         for state in self.router.table.at(endpoint)[:1]:
             self.service.models_learned(state.member.pool, [card.id for card in cards if card.parent is None])
 
-    def _on_kv_events(self, worker: WorkerId, events: "list[KvEvent] | tuple[KvEvent, ...]") -> None:
+    def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
         self.router.on_kv_events(worker, events)
 
     def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
@@ -235,6 +238,13 @@ class App:
         now = self._clock()
         table = self.router.table
         self.health.set_ready(any(table.is_ready(state, now) for state in table.all()))
+
+    async def _subscribe(self) -> None:
+        """Keep the subscriptions what the membership says; the last word counts."""
+        while True:
+            await self._sources_changed.wait()
+            self._sources_changed.clear()
+            await self._subscriber.set_sources(self._kv_sources)
 
     async def _tick(self) -> None:
         while True:

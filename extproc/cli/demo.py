@@ -180,8 +180,8 @@ def _show(measured: list[results.PolicyResult], json_file: str | None, console: 
     console.print()
     console.print(results.table(measured))
     console.print(
-        "Every document fits on some replica, but not all documents on every replica. Round robin makes\n"
-        "each replica prefill each document again and again; Warmroute sends a question where its document\n"
+        "Every document fits on some replica, but not all documents on every replica. Round robin makes "
+        "each replica prefill each document again and again; Warmroute sends a question where its document "
         "is already computed, unless waiting there would take longer.",
         style="dim",
     )

@@ -8,6 +8,7 @@ import sys
 
 from extproc import config as configuration
 from extproc.app import App
+from extproc.core.policies import POLICIES
 
 HELP = "run the external processor that Envoy asks for every request"
 
@@ -16,9 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("-c", "--config", required=True, metavar="FILE", help="configuration file (YAML)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="listen here instead of where the file says")
-    parser.add_argument(
-        "--policy", choices=configuration.POLICIES, help="use this policy instead of the file's"
-    )
+    parser.add_argument("--policy", choices=POLICIES, help="use this policy instead of the file's")
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, for looking for faults")
 
 

@@ -32,7 +32,7 @@ class WorkloadSettings:
     """Size of the workload. `document_words` is roughly 1.3 times as many tokens."""
 
     documents: int = 8
-    questions: int = 12
+    questions: int = 24
     document_words: int = 2200
     chats: int = 6
     turns: int = 5
