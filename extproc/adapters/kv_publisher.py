@@ -11,11 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from socket import gethostbyname
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from extproc.core.errors import WarmrouteError
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, Tier
 
 _MEDIUM = {Tier.GPU: "GPU", Tier.CPU: "CPU", Tier.DISK: "STORAGE"}
@@ -83,11 +86,21 @@ def _wire(event: KvEvent, adapter_ids: dict[str, int]) -> _Event:
             return _AllBlocksCleared()
 
 
+def _bind(socket: zmq.Socket[Any], host: str, port: int) -> str:
+    """Bind and return the endpoint that was bound. ZMQ wants addresses, not names."""
+    if ":" in host:
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.bind(f"tcp://[{host}]:{port}")
+    else:
+        socket.bind(f"tcp://{gethostbyname(host)}:{port}")
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+
 class KvPublisher:
     """Publishes one engine core's KV events.
 
     Args:
-        host: Address to bind, e.g. `127.0.0.1`.
+        host: Address or name to bind, e.g. `127.0.0.1`.
         events_port: Port of the PUB socket; 0 takes a free one.
         replay_port: Port of the ROUTER socket; 0 takes a free one.
         connect: Connect the PUB socket to this address instead of binding it (engines that dial in).
@@ -95,6 +108,9 @@ class KvPublisher:
         dp_rank: Data-parallel rank, the last field of every batch.
         buffer_batches: How many past batches a replay can reach.
         adapter_ids: The number that goes with each adapter name.
+
+    Raises:
+        WarmrouteError: a port is taken, the address is not ours, or `connect` is no ZMQ endpoint.
     """
 
     def __init__(
@@ -117,24 +133,20 @@ class KvPublisher:
         self._task: asyncio.Task[None] | None = None
         self._context = zmq.Context()
         self._replies = zmq.asyncio.Context.shadow(self._context)
+        # PUB never blocks: it drops for readers that are too slow.
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.set_hwm(_HIGH_WATER_MARK)
+        self._router = self._replies.socket(zmq.ROUTER)
         try:
-            # PUB never blocks: it drops for readers that are too slow.
-            self._pub = self._context.socket(zmq.PUB)
-            self._pub.set_hwm(_HIGH_WATER_MARK)
-            self._pub.setsockopt(zmq.LINGER, 0)
             if connect is None:
-                self._pub.bind(f"tcp://{host}:{events_port}")
-                self.events_endpoint = str(self._pub.getsockopt_string(zmq.LAST_ENDPOINT))
+                self.events_endpoint = _bind(self._pub, host, events_port)
             else:
                 self._pub.connect(connect)
                 self.events_endpoint = connect
-            self._router = self._replies.socket(zmq.ROUTER)
-            self._router.setsockopt(zmq.LINGER, 0)
-            self._router.bind(f"tcp://{host}:{replay_port}")
-            self.replay_endpoint = str(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+            self.replay_endpoint = _bind(self._router, host, replay_port)
+        except (zmq.ZMQError, OSError) as error:
+            self._close_sockets()
+            raise WarmrouteError(f"cannot publish KV events: {error}") from error
 
     @property
     def next_sequence(self) -> int:
@@ -165,6 +177,9 @@ class KvPublisher:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self._router.close(linger=0)
         self._pub.close(linger=0)
         self._context.term()

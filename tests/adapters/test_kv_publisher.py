@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from extproc.adapters.kv_publisher import KvPublisher, encode_batch
+from extproc.core.errors import WarmrouteError
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, Tier
 
 END = -1
@@ -185,7 +186,13 @@ async def test_an_engine_can_dial_in(context: zmq.asyncio.Context) -> None:
             await publisher.close()
 
 
+async def test_a_name_can_be_bound() -> None:
+    publisher = KvPublisher("localhost")
+    assert publisher.events_endpoint.startswith("tcp://127.0.0.1:")
+    await publisher.close()
+
+
 async def test_a_port_that_is_taken_is_an_error(publisher: KvPublisher) -> None:
     port = int(publisher.events_endpoint.rpartition(":")[2])
-    with pytest.raises(zmq.ZMQError):
+    with pytest.raises(WarmrouteError, match="Address already in use"):
         KvPublisher("127.0.0.1", events_port=port)
