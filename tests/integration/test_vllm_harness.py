@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.engine_ids import engine_ids, request_body
 from tests.support.vllm import ReplicaSpec, VllmPool, VllmStartError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -44,3 +45,12 @@ def test_a_replica_that_cannot_start_says_why_and_nothing_is_left(vllm_pool):
         assert processes_in(directory)
     assert not processes_in(directory)
     assert not directory.exists()
+
+
+def test_a_forked_replica_answers_like_one_started_plainly(vllm_pool, vllm_replicas):
+    case = {"messages": [{"role": "user", "content": "Zürich " * 100}]}
+    with vllm_pool.plain(ReplicaSpec()) as replica:
+        assert engine_ids(replica, "chat", case) == engine_ids(vllm_replicas[0], "chat", case)
+        usage = [replica.post("/v1/chat/completions", request_body("chat", case))["usage"] for _ in range(2)]
+        assert usage[1]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert not replica.healthy()

@@ -5,6 +5,10 @@ import pytest
 from extproc.prompt.errors import Unsupported
 from extproc.prompt.template import ChatTemplate
 
+SYSTEM_FIRST = """\
+{% for m in messages %}
+{% if m.role == 'system' and not loop.first %}{{ raise_exception('system must come first') }}{% endif %}
+{% endfor %}"""
 EACH = "{% for m in messages %}<{{ m.role }}:{{ m.content }}>{% endfor %}"
 
 
@@ -116,13 +120,7 @@ def test_systems_stay_apart_without_developers():
     ("source", "merges"),
     [
         (EACH, False),
-        (
-            (
-                "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('x') }}"
-                "{% endif %}{% endfor %}"
-            ),
-            True,
-        ),
+        (SYSTEM_FIRST, True),
         ("{{ strftime_now('%Y') }}", True),
         ("{% generation %}{% endgeneration %}", True),
     ],

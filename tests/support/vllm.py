@@ -24,7 +24,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -251,6 +251,32 @@ class VllmPool:
         if wait:
             self.wait_healthy(replicas)
         return replicas
+
+    @contextlib.contextmanager
+    def plain(self, spec: ReplicaSpec) -> Iterator[Replica]:
+        """One replica started as users start it, without the forking process; it ends with the context."""
+        name = f"plain{len(self._replicas)}"
+        replica = Replica(self, name, spec, self.directory / f"{name}.log")
+        self._replicas[name] = replica
+        with replica.log.open("wb") as log:
+            process = subprocess.Popen(
+                [self.python, "-m", "vllm.entrypoints.cli.main", "serve", *replica.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(self.directory),
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        replica.pid = process.pid
+        watcher = threading.Thread(target=lambda: (process.wait(), replica.exited.set()), daemon=True)
+        watcher.start()
+        try:
+            self.wait_healthy([replica])
+            yield replica
+        finally:
+            replica.kill()
+            watcher.join(STOP_TIMEOUT_S)
 
     def wait_healthy(self, replicas: Sequence[Replica], timeout_s: float = START_TIMEOUT_S) -> None:
         """Poll `/health` until every replica answers.
