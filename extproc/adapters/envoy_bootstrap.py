@@ -45,7 +45,9 @@ class BodyMode(StrEnum):
     """How Envoy hands request bodies to the router.
 
     With FULL_DUPLEX_STREAMED neither `failure_mode_allow` nor the message timeout works in Envoy: a router
-    that is down fails requests. It exists for gateways that insist on it.
+    that is down fails requests. With retries, Envoy (1.35 to 1.40 at least) also sends the body of a request
+    that ends in trailers twice, https://github.com/envoyproxy/envoy/issues/45470. It exists for gateways that
+    insist on it.
     """
 
     BUFFERED = "BUFFERED"
@@ -96,12 +98,16 @@ class EnvoySettings:
         envoy_version: (major, minor) of the Envoy that will read this, 1.36 to 1.40. Below 1.38 usage of
             streamed answers cannot be lifted; below 1.37 there are no first-body times.
         body_mode: see `BodyMode`.
-        body_limit: largest request body; above it Envoy answers 413.
-        response_limit: largest JSON response whose usage is read; above it Envoy would answer 500.
+        body_limit: largest request body; above it, and above `response_limit`, Envoy answers 413 (a limit
+            that must be exact is the router's own).
+        response_limit: largest JSON response; above it Envoy answers 500, because it buffers to read usage.
         message_timeout: longest wait for one answer of the router, then the request goes on without it.
         max_message_timeout: longest wait the router may ask for when it queues a request.
         first_token_observer: tell the router of a first token while it happens, not when the answer ends.
-        retries: other endpoints tried when one refuses.
+        stream_usage: lift usage out of streamed answers too. Envoy's filter for it (1.38 to 1.40 at least)
+            crashes Envoy on an event whose data is a bare JSON scalar, such as `data: null`. vLLM sends
+            none; turn this off for upstreams that might.
+        retries: other endpoints tried when one refuses; 0 for none.
         connect_timeout: longest wait for a connection to an engine.
         upstream_idle_timeout: idle connections to engines are closed after this; keep it below the
             engine's keep-alive (uvicorn: 5 s), or requests meet connections that are just closing.
@@ -124,10 +130,11 @@ class EnvoySettings:
     envoy_version: EnvoyVersion = (1, 40)
     body_mode: BodyMode = BodyMode.BUFFERED
     body_limit: int = 64 << 20
-    response_limit: int = 64 << 20
+    response_limit: int = 16 << 20
     message_timeout: float = 1.0
     max_message_timeout: float = 60.0
     first_token_observer: bool = False
+    stream_usage: bool = True
     retries: int = 2
     connect_timeout: float = 1.0
     upstream_idle_timeout: float = 4.0
@@ -145,28 +152,29 @@ class EnvoySettings:
     node_cluster: str = "warmroute"
 
     def __post_init__(self) -> None:
-        if self.envoy_version not in SUPPORTED_VERSIONS:
-            raise EnvoyConfigError(
-                f"Envoy {'.'.join(map(str, self.envoy_version))} is not supported: "
-                f"choose one of {', '.join(f'{major}.{minor}' for major, minor in SUPPORTED_VERSIONS)}"
-            )
-        if not self.routers:
-            raise EnvoyConfigError("no router address: name at least one host:port where warmroute serves")
-        if isinstance(self.workers, StaticWorkers) and not self.workers.endpoints:
-            raise EnvoyConfigError(
-                "no worker endpoint: name at least one host:port, an EDS file or a DNS name"
-            )
-        if not self.routed_prefixes:
-            raise EnvoyConfigError("no routed path prefix: nothing would ever reach the router")
-        for port in (self.listen_port, self.admin_port):
-            if not 0 <= port < 65_536:
-                raise EnvoyConfigError(f"port {port} is out of range: use 0 to 65535")
-        for name in ("body_limit", "response_limit"):
-            if not 0 < getattr(self, name) < 1 << 32:
-                raise EnvoyConfigError(f"{name} must be between 1 byte and 4 GiB")
-        # Whatever else is configured, no client may choose the destination.
-        if DESTINATION not in self.internal_headers:
-            raise EnvoyConfigError(f"internal_headers must contain {DESTINATION}")
+        known = ", ".join(f"{major}.{minor}" for major, minor in SUPPORTED_VERSIONS)
+        version = ".".join(map(str, self.envoy_version))
+        no_workers = isinstance(self.workers, StaticWorkers) and not self.workers.endpoints
+        ports = (self.listen_port, self.admin_port)
+        limits = (self.body_limit, self.response_limit)
+        demands = {
+            f"Envoy {version} is not supported: choose one of {known}": (
+                self.envoy_version in SUPPORTED_VERSIONS
+            ),
+            "no router address: name at least one host:port where warmroute serves": bool(self.routers),
+            "no worker endpoint: name at least one host:port, an EDS file or a DNS name": not no_workers,
+            "no routed path prefix: nothing would ever reach the router": bool(self.routed_prefixes),
+            f"ports {ports} must be in 0 to 65535": all(0 <= port < 65_536 for port in ports),
+            "body_limit and response_limit must be at least 1 byte and less than 4 GiB": (
+                all(0 < limit < 1 << 32 for limit in limits)
+            ),
+            "retries must not be negative; 0 is for none": self.retries >= 0,
+            # Whatever else is configured, no client may choose the destination.
+            f"internal_headers must contain {DESTINATION}": DESTINATION in self.internal_headers,
+        }
+        for demand, met in demands.items():
+            if not met:
+                raise EnvoyConfigError(demand)
 
     @property
     def router_addresses(self) -> tuple[Address, ...]:

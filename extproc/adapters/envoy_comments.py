@@ -60,8 +60,8 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("virtual_hosts", "request_body_buffer_limit"),
         (
-            "The largest request body, for HTTP/1 and HTTP/2; above it the client gets 413. Envoy's default\n"
-            "is 1 MiB. The router's own limit must not be lower."
+            "The largest request body, for HTTP/1 and HTTP/2; above it the client gets 413. It only raises\n"
+            "the listener's per_connection_buffer_limit_bytes; Envoy's default for both is 1 MiB."
         ),
     ),
     (
@@ -90,7 +90,10 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("http_filters", "name=envoy.filters.http.sse_to_metadata"),
-        "Lifts usage out of streamed answers, without changing a byte.",
+        (
+            "Lifts usage out of streamed answers, without changing a byte. Remove it if upstreams might send\n"
+            "events whose data is a bare JSON scalar (`data: null`): they crash this filter."
+        ),
     ),
     (
         ("http_filters", "name=envoy.filters.http.json_to_metadata"),

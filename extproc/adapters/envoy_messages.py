@@ -151,7 +151,7 @@ def routes(settings: EnvoySettings) -> route_v3.RouteConfiguration:
     """Routed prefixes through the router; everything else by Envoy's own balancing."""
     without_usage = {
         name: Any.pack(route_v3.FilterConfig(disabled=True))
-        for name in envoy_usage.filter_names(settings.envoy_version)
+        for name in envoy_usage.filter_names(settings.envoy_version, streamed=settings.stream_usage)
     }
     without_router = {EXT_PROC: Any.pack(ext_proc.ExtProcPerRoute(disabled=True))}
     if settings.first_token_observer:
@@ -172,7 +172,7 @@ def routes(settings: EnvoySettings) -> route_v3.RouteConfiguration:
                 name="all",
                 domains=["*"],
                 routes=matched,
-                retry_policy=worker_retry_policy(settings),
+                retry_policy=worker_retry_policy(settings) if settings.retries else None,
                 request_body_buffer_limit=settings.body_limit,
             )
         ],
@@ -213,7 +213,7 @@ def http_filters(settings: EnvoySettings) -> list[hcm.HttpFilter]:
         filters.append(hcm.HttpFilter(name=OBSERVER, typed_config=Any.pack(observer_filter())))
     filters += [
         hcm.HttpFilter(name=name, typed_config=Any.pack(message))
-        for name, message in envoy_usage.filters(settings.envoy_version)
+        for name, message in envoy_usage.filters(settings.envoy_version, streamed=settings.stream_usage)
     ]
     filters.append(
         hcm.HttpFilter(name="envoy.filters.http.router", typed_config=Any.pack(router_v3.Router()))

@@ -43,15 +43,15 @@ _STREAMED: Rules = (
 )
 
 
-def filter_names(envoy_version: tuple[int, int]) -> tuple[str, ...]:
-    """Names of the filters that exist in this Envoy, in order."""
-    return (SSE, JSON) if envoy_version >= (1, 38) else (JSON,)
+def filter_names(envoy_version: tuple[int, int], *, streamed: bool) -> tuple[str, ...]:
+    """Names of the filters, in order; that of streamed answers if wanted and known to this Envoy."""
+    return (SSE, JSON) if streamed and envoy_version >= (1, 38) else (JSON,)
 
 
-def filters(envoy_version: tuple[int, int]) -> list[tuple[str, Message]]:
+def filters(envoy_version: tuple[int, int], *, streamed: bool) -> list[tuple[str, Message]]:
     """The filters by name, in order."""
     messages: dict[str, Message] = {SSE: _sse(), JSON: _json()}
-    return [(name, messages[name]) for name in filter_names(envoy_version)]
+    return [(name, messages[name]) for name in filter_names(envoy_version, streamed=streamed)]
 
 
 def _rules(paths: Rules) -> list[json_to_metadata.JsonToMetadataRule]:

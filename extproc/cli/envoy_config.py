@@ -54,6 +54,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="report first tokens while they happen",
     )
+    parser.add_argument(
+        "--stream-usage",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="read the usage of streamed answers (a bare scalar as event data crashes Envoy's filter)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,8 +123,9 @@ def _overridden(settings: EnvoySettings, args: argparse.Namespace) -> EnvoySetti
         changes["routers"] = tuple(args.router)
     if args.body_mode is not None:
         changes["body_mode"] = BodyMode(args.body_mode)
-    if args.first_token_observer is not None:
-        changes["first_token_observer"] = args.first_token_observer
+    for switch in ("first_token_observer", "stream_usage"):
+        if getattr(args, switch) is not None:
+            changes[switch] = getattr(args, switch)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]  # each is its field's type
 
 

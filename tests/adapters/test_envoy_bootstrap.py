@@ -84,6 +84,12 @@ def test_what_an_old_envoy_does_not_know_is_left_out(version):
     assert tags == {"ticket"} | ({"first_body_us", "prefill_us"} if version >= (1, 37) else set())
 
 
+def test_usage_of_streamed_answers_can_be_left_alone():
+    config = bootstrap(EnvoySettings(workers=WORKERS, stream_usage=False))
+    assert "sse_to_metadata" not in json.dumps(config)
+    assert http_filter(config, "envoy.filters.http.json_to_metadata") is not None
+
+
 def test_body_modes():
     buffered = http_filter(bootstrap(EnvoySettings(workers=WORKERS)), "envoy.filters.http.ext_proc")
     assert buffered["processing_mode"]["request_body_mode"] == "BUFFERED"
@@ -140,6 +146,10 @@ def test_retries_follow_the_list():
     }
     assert retry["retriable_status_codes"] == [503]
     assert retry["num_retries"] == 4
+    none = http_manager(bootstrap(EnvoySettings(workers=WORKERS, retries=0)))["route_config"][
+        "virtual_hosts"
+    ][0]
+    assert "retry_policy" not in none
     assert retry["retry_host_predicate"][0]["name"] == "envoy.retry_host_predicates.previous_hosts"
 
 
@@ -209,8 +219,9 @@ def test_several_routers_are_all_tried():
         ({"routers": ()}, "no router address"),
         ({"workers": StaticWorkers(())}, "no worker endpoint"),
         ({"routed_prefixes": ()}, "no routed path"),
-        ({"listen_port": 70_000}, "70000 is out of range"),
+        ({"listen_port": 70_000}, "70000, 9901"),
         ({"body_limit": 0}, "body_limit"),
+        ({"retries": -1}, "retries"),
         ({"response_limit": 1 << 32}, "response_limit"),
     ],
 )

@@ -125,7 +125,7 @@ def test_options_come_before_the_file(config, tmp_path):
         *("envoy-config", "-c", str(config), "--format", "json", "-o", str(target)),
         *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:9", "--router", "a:1", "--router", "b:2"),
         *("--worker", "10.0.0.9:1", "--envoy-version", "1.36", "--body-mode", "FULL_DUPLEX_STREAMED"),
-        "--first-token-observer",
+        *("--first-token-observer", "--no-stream-usage"),
     ]
     assert main(command) == 0
     assert json.loads(target.read_text()) == bootstrap(
@@ -138,6 +138,7 @@ def test_options_come_before_the_file(config, tmp_path):
             envoy_version=(1, 36),
             body_mode=BodyMode.FULL_DUPLEX_STREAMED,
             first_token_observer=True,
+            stream_usage=False,
         )
     )
 
