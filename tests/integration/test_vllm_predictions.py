@@ -63,7 +63,7 @@ async def compare(stack, replies):
 async def test_sixty_mixed_requests_are_predicted_exactly(vllm_pool, tmp_path):
     replicas = vllm_pool.start(*[ReplicaSpec()] * 3)
     async with FullStack(tmp_path, workers_of(replicas)) as stack:
-        await stack.until_kv_complete(3)
+        await stack.until_subscribed(3)
         traffic = Traffic(seed=1)
         replies = [await traffic.one(stack) for _ in range(60)]
         equal, differ = await compare(stack, replies)
@@ -81,7 +81,7 @@ async def test_three_hundred_requests_under_eviction(vllm_pool, tmp_path):
     # About one and a half documents fit on a replica, so every other request evicts.
     replicas = vllm_pool.start(*[ReplicaSpec(num_gpu_blocks_override=96)] * 3)
     async with FullStack(tmp_path, workers_of(replicas)) as stack:
-        await stack.until_kv_complete(3)
+        await stack.until_subscribed(3)
         traffic = Traffic(seed=2)
         replies = [await traffic.one(stack) for _ in range(300)]
         equal, differ = await compare(stack, replies)
@@ -94,7 +94,7 @@ async def test_three_hundred_requests_under_eviction(vllm_pool, tmp_path):
 async def test_at_concurrency_eight(vllm_pool, tmp_path):
     replicas = vllm_pool.start(*[ReplicaSpec()] * 3)
     async with FullStack(tmp_path, workers_of(replicas)) as stack:
-        await stack.until_kv_complete(3)
+        await stack.until_subscribed(3)
         traffic = Traffic(seed=3)
 
         async def user(number):

@@ -131,9 +131,14 @@ class FullStack:
     def router_log(self) -> str:
         return self.router.log.read_text() if self.router.log.exists() else ""
 
-    async def until_kv_complete(self, workers: int) -> None:
-        """Wait until the KV events of so many workers are known to be complete."""
-        await self.until(lambda: self.router_log().count(": complete (") >= workers)
+    async def until_subscribed(self, workers: int) -> None:
+        """Wait until the KV events of so many workers are being received."""
+
+        def subscribed() -> set[str]:
+            lines = (line for line in self.router_log().splitlines() if "KV events of" in line)
+            return {line.split("KV events of ")[1].split(": ")[0] for line in lines}
+
+        await self.until(lambda: len(subscribed()) >= workers)
 
     async def until(self, condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
         end = time.monotonic() + deadline_s
