@@ -91,8 +91,8 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("http_filters", "name=envoy.filters.http.sse_to_metadata"),
         (
-            "Lifts usage out of streamed answers, without changing a byte. Remove it if upstreams might send\n"
-            "events whose data is a bare JSON scalar (`data: null`): they crash this filter."
+            "Lifts usage out of streamed answers, without changing a byte. Remove it if upstreams might\n"
+            "send events whose data is a bare JSON scalar (`data: null`): they crash this filter."
         ),
     ),
     (
