@@ -12,6 +12,9 @@ from tests.support.vllm import ReplicaSpec
 pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(600)]
 
 
+_LONGEST_CHAT = 20  # messages; the smallest engines hold about 3,000 tokens
+
+
 def workers_of(replicas):
     return [Worker(r.endpoint, r.kv_events, r.kv_replay) for r in replicas]
 
@@ -35,6 +38,8 @@ class Traffic:
             return await stack.chat(question, stream=stream)
         if kind < 0.75:
             history = chat if chat is not None else rng.choice(self.chats)
+            if len(history) > _LONGEST_CHAT:
+                history[:] = [{"role": "system", "content": prose(rng, 60)}]
             history.append({"role": "user", "content": prose(rng, 30)})
             reply = await stack.chat(list(history), stream=stream, max_tokens=40)
             history.append({"role": "assistant", "content": reply.text})
