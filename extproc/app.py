@@ -56,8 +56,6 @@ class App:
         self._clock = time.monotonic
         self._cleanup = contextlib.AsyncExitStack()
         self._members: dict[str, tuple[Member, ...]] = {}
-        self._kv_sources: list[KvSource] = []
-        self._sources_changed = asyncio.Event()
         self.server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
@@ -108,8 +106,7 @@ class App:
         for pool in config.pools:
             discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
             await self._cleanup.enter_async_context(discovery)
-        for work in (self._subscribe(), self._tick()):
-            self._cleanup.push_async_callback(_cancel, asyncio.create_task(work))
+        self._cleanup.push_async_callback(_cancel, asyncio.create_task(self._tick(), name="tick"))
         await self._serve()
 
     def _build_router(self, encoders: Mapping[str, PromptEncoder | None]) -> None:
@@ -196,10 +193,11 @@ class App:
         for worker in change.removed:
             self._report(f"worker {worker} left")
         self._scraper.set_endpoints(member.endpoint for member in members)
-        self._kv_sources = [
-            source for member in members for source in kv_sources(member, self._topics[member.pool])
-        ]
-        self._sources_changed.set()
+        sources = [source for member in members for source in kv_sources(member, self._topics[member.pool])]
+        try:
+            self._subscriber.set_sources(sources)
+        except OSError as error:
+            self._report(f"KV events: {error}; check the pool's `kv_events`")
         self._update_health()
 
     @property
@@ -238,13 +236,6 @@ class App:
         now = self._clock()
         table = self.router.table
         self.health.set_ready(any(table.is_ready(state, now) for state in table.all()))
-
-    async def _subscribe(self) -> None:
-        """Keep the subscriptions what the membership says; the last word counts."""
-        while True:
-            await self._sources_changed.wait()
-            self._sources_changed.clear()
-            await self._subscriber.set_sources(self._kv_sources)
 
     async def _tick(self) -> None:
         while True:

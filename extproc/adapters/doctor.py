@@ -236,7 +236,7 @@ class Doctor:
             on_events=on_events, on_reset=index.clear, on_trust=on_trust, clock=self._clock
         )
         try:
-            await subscriber.set_sources(list(sources))
+            subscriber.set_sources(sources)
             await self._until(lambda: len(trust) == len(sources), _EVENT_WAIT_S)
             usages = [await _complete(session, model, prompt) for _ in range(2)]
             yield _cached_tokens(who, usages, size)

@@ -120,12 +120,8 @@ class WarmRoutingService:
         self._router.on_served(lease_id, endpoint)
 
     def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
-        """See `RoutingService`. A stream that just ended does not prove that the request is over."""
-        if cancelled:
-            # The ticket never left, or the client did: no access log entry will name this lease.
-            self.completed(lease_id, Completion(Outcome.CANCELLED, details="stream cancelled"))
-        else:
-            self._router.on_stream_ended(lease_id, self._clock())
+        """See `RoutingService`. Neither kind of end proves that the request is over."""
+        self._router.on_stream_ended(lease_id, self._clock(), undelivered=cancelled)
 
     def completed(self, lease_id: str, completion: Completion) -> None:
         """See `RoutingService`."""

@@ -169,17 +169,18 @@ class Router:
         if lease is not None:
             lease.expires_at = now + self.settings.lease_expiry_s
 
-    def on_stream_ended(self, lease_id: str, now: float) -> None:
+    def on_stream_ended(self, lease_id: str, now: float, *, undelivered: bool = False) -> None:
         """The ext_proc stream of this request ended.
 
         On some Envoy versions that is the end of the request, on others only the end of its headers; so
-        it starts a grace period when no access log could tell, and marks the lease as the first to go
-        when the engine's own counts show that something was lost.
+        it starts a grace period when no access log entry can be expected: none is open, or the ticket
+        may never have left (`undelivered`). Otherwise it marks the lease as the first to go when the
+        engine's own counts show that something was lost.
         """
         lease = self.ledger.get(lease_id)
         if lease is not None and lease.stream_ended_at is None:
             lease.stream_ended_at = now
-            if not self._access_log_open:
+            if undelivered or not self._access_log_open:
                 lease.expires_at = min(lease.expires_at, now + self.settings.stream_grace_s)
 
     def on_served(self, lease_id: str, endpoint: str) -> None:

@@ -240,6 +240,16 @@ def test_a_stream_end_releases_soon_only_when_no_access_log_can():
     assert [r.lease.id for r in router.tick(27.0)] == [b.lease_id]
 
 
+def test_a_lease_whose_ticket_may_not_have_left_waits_for_the_log_only_a_little():
+    router = make_router(1, stream_grace_s=5.0)
+    router.on_access_log(is_open=True)
+    lost, logged = (router.schedule(request(PROMPT), 1.0).lease_id for _ in range(2))
+    for lease_id in (lost, logged):
+        router.on_stream_ended(lease_id, 2.0, undelivered=True)
+    assert router.release(logged, DONE, 2.1).completion is DONE
+    assert [r.lease.id for r in router.tick(7.0)] == [lost]
+
+
 def test_counts_of_the_engine_release_what_it_does_not_have():
     router = make_router(1)
     router.schedule(request(PROMPT), 1.0)

@@ -56,7 +56,7 @@ async def compare(stack, replies):
         assert reply.status == 200, reply.body
         entry = await stack.decision(reply.request_id)
         actual = (reply.usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-        assert entry["actual_cached_tokens"] == actual
+        assert entry["actual_cached_tokens"] == actual, (entry, reply.body)
         assert entry["prompt_tokens"] == reply.usage["prompt_tokens"]
         if entry["predicted_cached_tokens"] == actual:
             equal += 1
