@@ -213,11 +213,12 @@ def workers_file(endpoints: Sequence[str]) -> dict[str, Any]:
         EnvoyConfigError: envoy-data-plane is not installed.
         AddressError: an endpoint is not `host:port`.
     """
+    addresses = [parse_address(text) for text in endpoints]
     return {
         "resources": [
             {
                 "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
-                **_plain(_messages().load_assignment("workers", [parse_address(text) for text in endpoints])),
+                **_plain(_messages().workers_assignment(addresses)),
             }
         ]
     }

@@ -3,49 +3,47 @@
 Imported only when a configuration is built: the package is an optional extra.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 
 from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
 from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap_v3
-from envoy_data_plane.envoy.config.cluster import v3 as cluster_v3
 from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint_v3
 from envoy_data_plane.envoy.config.listener import v3 as listener_v3
 from envoy_data_plane.envoy.config.route import v3 as route_v3
 from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
-from envoy_data_plane.envoy.extensions.clusters.common.dns import v3 as common_dns
-from envoy_data_plane.envoy.extensions.clusters.dns import v3 as dns_cluster
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router_v3
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early
-from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
-from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
-from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.envoy.type.tracing import v3 as tracing
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.adapters import envoy_usage
-from extproc.adapters.envoy_bootstrap import BodyMode, DnsWorkers, EdsFileWorkers, EnvoySettings
-from extproc.protocol.addresses import Address, parse_address
+from extproc.adapters.envoy_bootstrap import BodyMode, EnvoySettings
+from extproc.adapters.envoy_clusters import (
+    ROUTER,
+    WORKERS,
+    address,
+    load_assignment,
+    metadata_key,
+    router_cluster,
+    seconds,
+    workers_cluster,
+)
+from extproc.protocol.addresses import Address
 from extproc.protocol.endpoint_picker import (
-    DESTINATION,
     LB_NAMESPACE,
-    SERVED_KEY,
     SUBSET_NAMESPACE,
     TICKET_KEY,
     TICKET_NAMESPACE,
 )
 
-WORKERS = "workers"
-ROUTER = "warmroute"
 EXT_PROC = "envoy.filters.http.ext_proc"
 OBSERVER = "envoy.filters.http.ext_proc.first_token"
-HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def bootstrap(settings: EnvoySettings) -> bootstrap_v3.Bootstrap:
@@ -56,15 +54,20 @@ def bootstrap(settings: EnvoySettings) -> bootstrap_v3.Bootstrap:
             listeners=[listener(settings)],
             clusters=[workers_cluster(settings), router_cluster(settings)],
         ),
-        admin=bootstrap_v3.Admin(address=_address(settings.admin_address, settings.admin_port)),
+        admin=bootstrap_v3.Admin(address=address(settings.admin_address, settings.admin_port)),
     )
+
+
+def workers_assignment(addresses: Sequence[Address]) -> endpoint_v3.ClusterLoadAssignment:
+    """The resource in a workers file."""
+    return load_assignment(WORKERS, addresses)
 
 
 def listener(settings: EnvoySettings) -> listener_v3.Listener:
     """The port clients talk to."""
     return listener_v3.Listener(
         name="ingress",
-        address=_address(settings.listen_address, settings.listen_port),
+        address=address(settings.listen_address, settings.listen_port),
         per_connection_buffer_limit_bytes=settings.response_limit,
         filter_chains=[
             listener_v3.FilterChain(
@@ -85,13 +88,13 @@ def connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
     return hcm.HttpConnectionManager(
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         stat_prefix="ingress",
-        stream_idle_timeout=_seconds(settings.stream_idle_timeout),
-        request_timeout=_seconds(120),
-        delayed_close_timeout=_seconds(0.1),
+        stream_idle_timeout=seconds(settings.stream_idle_timeout),
+        request_timeout=seconds(120),
+        delayed_close_timeout=seconds(0.1),
         early_header_mutation_extensions=[early_header_mutation(settings)],
         access_log=[access_log(settings)],
         access_log_options=(
-            hcm.HttpConnectionManagerHcmAccessLogOptions(access_log_flush_interval=_seconds(progress))
+            hcm.HttpConnectionManagerHcmAccessLogOptions(access_log_flush_interval=seconds(progress))
             if progress is not None
             else None
         ),
@@ -119,7 +122,7 @@ def access_log(settings: EnvoySettings) -> accesslog.AccessLog:
             tag=TICKET_KEY,
             metadata=tracing.CustomTagMetadata(
                 kind=metadata.MetadataKind(request=metadata.MetadataKindRequest()),
-                metadata_key=_metadata_key(TICKET_NAMESPACE, TICKET_KEY),
+                metadata_key=metadata_key(TICKET_NAMESPACE, TICKET_KEY),
             ),
         )
     ]
@@ -135,10 +138,10 @@ def access_log(settings: EnvoySettings) -> accesslog.AccessLog:
                 common_config=grpc_log.CommonGrpcAccessLogConfig(
                     log_name="warmroute",
                     grpc_service=core.GrpcService(
-                        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER), timeout=_seconds(0)
+                        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER), timeout=seconds(0)
                     ),
                     transport_api_version=core.ApiVersion.V3,
-                    buffer_flush_interval=_seconds(settings.log_flush_interval),
+                    buffer_flush_interval=seconds(settings.log_flush_interval),
                     buffer_size_bytes=16_384,
                     custom_tags=tags,
                 )
@@ -183,7 +186,7 @@ def _route(name: str, match: route_v3.RouteMatch, per_filter: dict[str, Any] | N
     return route_v3.Route(
         name=name,
         match=match,
-        route=route_v3.RouteAction(cluster=WORKERS, timeout=_seconds(0)),
+        route=route_v3.RouteAction(cluster=WORKERS, timeout=seconds(0)),
         typed_per_filter_config=per_filter or {},
     )
 
@@ -195,7 +198,7 @@ def worker_retry_policy(settings: EnvoySettings) -> route_v3.RetryPolicy:
         retriable_status_codes=[503],
         num_retries=settings.retries,
         retry_back_off=route_v3.RetryPolicyRetryBackOff(
-            base_interval=_seconds(0.005), max_interval=_seconds(0.05)
+            base_interval=seconds(0.005), max_interval=seconds(0.05)
         ),
         retry_host_predicate=[
             route_v3.RetryPolicyRetryHostPredicate(
@@ -228,13 +231,11 @@ def ext_proc_filter(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
     return ext_proc.ExternalProcessor(
         grpc_service=core.GrpcService(
             envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER),
-            timeout=_seconds(0),
+            timeout=seconds(0),
             retry_policy=core.RetryPolicy(
                 retry_on="connect-failure,refused-stream,unavailable,reset",
                 num_retries=2,
-                retry_back_off=core.BackoffStrategy(
-                    base_interval=_seconds(0.01), max_interval=_seconds(0.05)
-                ),
+                retry_back_off=core.BackoffStrategy(base_interval=seconds(0.01), max_interval=seconds(0.05)),
                 retry_host_predicate=[
                     core.RetryPolicyRetryHostPredicate(
                         name="envoy.retry_host_predicates.previous_hosts", typed_config=_previous_hosts()
@@ -252,8 +253,8 @@ def ext_proc_filter(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
             request_trailer_mode=send if duplex else skip,
             response_trailer_mode=skip,
         ),
-        message_timeout=_seconds(settings.message_timeout),
-        max_message_timeout=_seconds(settings.max_message_timeout),
+        message_timeout=seconds(settings.message_timeout),
+        max_message_timeout=seconds(settings.max_message_timeout),
         metadata_options=ext_proc.MetadataOptions(
             # Subset hints of Endpoint Picker gateways, and the name of who served on a retry.
             forwarding_namespaces=_namespaces(SUBSET_NAMESPACE, LB_NAMESPACE),
@@ -267,7 +268,7 @@ def observer_filter() -> ext_proc.ExternalProcessor:
     skip = ext_proc.ProcessingModeHeaderSendMode.SKIP
     return ext_proc.ExternalProcessor(
         grpc_service=core.GrpcService(
-            envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER), timeout=_seconds(0)
+            envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER), timeout=seconds(0)
         ),
         failure_mode_allow=True,
         processing_mode=ext_proc.ProcessingMode(
@@ -284,156 +285,9 @@ def observer_filter() -> ext_proc.ExternalProcessor:
     )
 
 
-def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
-    """The engines, chosen by metadata, else by least requests."""
-    workers = settings.workers
-    cluster = cluster_v3.Cluster(
-        name=WORKERS,
-        connect_timeout=_seconds(settings.connect_timeout),
-        circuit_breakers=_open_breakers(),
-        load_balancing_policy=worker_balancing(settings),
-        typed_extension_protocol_options={
-            HTTP_OPTIONS: Any.pack(
-                upstreams.HttpProtocolOptions(
-                    common_http_protocol_options=core.HttpProtocolOptions(
-                        idle_timeout=_seconds(settings.upstream_idle_timeout)
-                    ),
-                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
-                        http_protocol_options=core.Http1ProtocolOptions()
-                    ),
-                )
-            )
-        },
-    )
-    if isinstance(workers, EdsFileWorkers):
-        # Envoy refuses to watch a path without a folder in it.
-        path = workers.path if "/" in workers.path else f"./{workers.path}"
-        cluster.type = cluster_v3.ClusterDiscoveryType.EDS
-        cluster.eds_cluster_config = cluster_v3.ClusterEdsClusterConfig(
-            eds_config=core.ConfigSource(
-                path_config_source=core.PathConfigSource(path=path),
-                resource_api_version=core.ApiVersion.V3,
-            ),
-            service_name=workers.assignment if workers.assignment != WORKERS else "",
-        )
-        return cluster
-    if isinstance(workers, DnsWorkers):
-        _set_addresses(cluster, [parse_address(f"{workers.name}:{workers.port}")], workers.refresh_s)
-    else:
-        _set_addresses(cluster, [parse_address(text) for text in workers.endpoints])
-    return cluster
-
-
-def worker_balancing(settings: EnvoySettings) -> cluster_v3.LoadBalancingPolicy:
-    """`override_host` by metadata only: a header could be sent by anyone."""
-    fallback = least_request.LeastRequest()
-    override = override_host.OverrideHost(
-        override_host_sources=[
-            override_host.OverrideHostOverrideHostSource(metadata=_metadata_key(LB_NAMESPACE, DESTINATION))
-        ],
-        selected_host_key=(
-            _metadata_key(LB_NAMESPACE, SERVED_KEY) if settings.envoy_version >= (1, 38) else None
-        ),
-        fallback_policy=_policy("envoy.load_balancing_policies.least_request", Any.pack(fallback)),
-    )
-    return _policy("envoy.load_balancing_policies.override_host", Any.pack(override))
-
-
-def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
-    """The Warmroute replicas: ext_proc and access log."""
-    cluster = cluster_v3.Cluster(
-        name=ROUTER,
-        connect_timeout=_seconds(0.25),
-        circuit_breakers=_open_breakers(),
-        typed_extension_protocol_options={
-            HTTP_OPTIONS: Any.pack(
-                upstreams.HttpProtocolOptions(
-                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
-                        http2_protocol_options=core.Http2ProtocolOptions(
-                            connection_keepalive=core.KeepaliveSettings(
-                                interval=_seconds(30), timeout=_seconds(5)
-                            )
-                        )
-                    )
-                )
-            )
-        },
-    )
-    _set_addresses(cluster, settings.router_addresses)
-    return cluster
-
-
-def load_assignment(cluster: str, addresses: Sequence[Address]) -> endpoint_v3.ClusterLoadAssignment:
-    """Endpoints of one cluster, all in one locality."""
-    return endpoint_v3.ClusterLoadAssignment(
-        cluster_name=cluster,
-        endpoints=[
-            endpoint_v3.LocalityLbEndpoints(
-                lb_endpoints=[
-                    endpoint_v3.LbEndpoint(endpoint=endpoint_v3.Endpoint(address=_address(*address)))
-                    for address in addresses
-                ]
-            )
-        ],
-    )
-
-
-def _set_addresses(
-    cluster: cluster_v3.Cluster, addresses: Iterable[Address], refresh_s: float | None = None
-) -> None:
-    known = list(addresses)
-    cluster.load_assignment = load_assignment(cluster.name, known)
-    if all(address.is_resolved for address in known):
-        cluster.type = cluster_v3.ClusterDiscoveryType.STATIC
-        return
-    cluster.cluster_type = cluster_v3.ClusterCustomClusterType(
-        name="envoy.clusters.dns",
-        typed_config=Any.pack(
-            dns_cluster.DnsCluster(
-                dns_refresh_rate=None if refresh_s is None else _seconds(refresh_s),
-                # The router resolves names by the same rule, so both know the same endpoints.
-                dns_lookup_family=common_dns.DnsLookupFamily.V4_PREFERRED,
-            )
-        ),
-    )
-
-
-def _address(host: str, port: int) -> core.Address:
-    return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))
-
-
-def _open_breakers() -> cluster_v3.CircuitBreakers:
-    # Envoy's default of 1,024 counts streams that are merely open; the router bounds the load itself.
-    return cluster_v3.CircuitBreakers(
-        thresholds=[
-            cluster_v3.CircuitBreakersThresholds(
-                max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
-            )
-        ]
-    )
-
-
-def _policy(name: str, config: Any) -> cluster_v3.LoadBalancingPolicy:
-    return cluster_v3.LoadBalancingPolicy(
-        policies=[
-            cluster_v3.LoadBalancingPolicyPolicy(
-                typed_extension_config=core.TypedExtensionConfig(name=name, typed_config=config)
-            )
-        ]
-    )
-
-
-def _metadata_key(namespace: str, key: str) -> metadata.MetadataKey:
-    return metadata.MetadataKey(key=namespace, path=[metadata.MetadataKeyPathSegment(key=key)])
-
-
 def _namespaces(*names: str) -> ext_proc.MetadataOptionsMetadataNamespaces:
     return ext_proc.MetadataOptionsMetadataNamespaces(untyped=list(names))
 
 
 def _previous_hosts() -> Any:
     return Any.pack(previous_hosts.PreviousHostsPredicate())
-
-
-def _seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)

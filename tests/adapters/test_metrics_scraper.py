@@ -1,6 +1,7 @@
 import asyncio
 import gzip
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import prometheus_client
@@ -153,8 +154,11 @@ async def endless(request, received):
         await response.write(b"vllm:x 1\n" * 5000)
 
 
+BOMB = gzip.compress(bytes(50_000_000))
+
+
 async def bomb(request, received):
-    return web.Response(body=gzip.compress(bytes(50_000_000)), headers={"Content-Encoding": "gzip"})
+    return web.Response(body=BOMB, headers={"Content-Encoding": "gzip"})
 
 
 async def status(request, received):
@@ -175,7 +179,8 @@ async def status(request, received):
     ],
 )
 async def test_bad_pages_are_failures_and_scraping_goes_on(respond, error):
-    seen, _ = await scrape(respond, lambda seen: len(seen.failures) >= 2)
+    settings = QUICK if respond is hanging else replace(QUICK, timeout_s=30)
+    seen, _ = await scrape(respond, lambda seen: len(seen.failures) >= 2, settings)
     assert error in seen.failures[-1][1]
     assert not seen.metrics
 

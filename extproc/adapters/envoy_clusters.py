@@ -1,0 +1,173 @@
+"""The two clusters of the bootstrap, and the values all parts of it are made of."""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.cluster import v3 as cluster_v3
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.endpoint import v3 as endpoint_v3
+from envoy_data_plane.envoy.extensions.clusters.common.dns import v3 as common_dns
+from envoy_data_plane.envoy.extensions.clusters.dns import v3 as dns_cluster
+from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type.metadata import v3 as metadata
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.adapters.envoy_bootstrap import DnsWorkers, EdsFileWorkers, EnvoySettings
+from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.endpoint_picker import DESTINATION, LB_NAMESPACE, SERVED_KEY
+
+WORKERS = "workers"
+ROUTER = "warmroute"
+HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def address(host: str, port: int) -> core.Address:
+    """A socket address; the host may be a name where Envoy resolves."""
+    return core.Address(socket_address=core.SocketAddress(address=host, port_value=port))
+
+
+def seconds(value: float) -> timedelta:
+    """A duration."""
+    return timedelta(seconds=value)
+
+
+def metadata_key(namespace: str, key: str) -> metadata.MetadataKey:
+    """One key of dynamic metadata."""
+    return metadata.MetadataKey(key=namespace, path=[metadata.MetadataKeyPathSegment(key=key)])
+
+
+def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
+    """The engines, chosen by metadata, else by least requests."""
+    workers = settings.workers
+    cluster = cluster_v3.Cluster(
+        name=WORKERS,
+        connect_timeout=seconds(settings.connect_timeout),
+        circuit_breakers=_open_breakers(),
+        load_balancing_policy=worker_balancing(settings),
+        typed_extension_protocol_options={
+            HTTP_OPTIONS: Any.pack(
+                upstreams.HttpProtocolOptions(
+                    common_http_protocol_options=core.HttpProtocolOptions(
+                        idle_timeout=seconds(settings.upstream_idle_timeout)
+                    ),
+                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+                        http_protocol_options=core.Http1ProtocolOptions()
+                    ),
+                )
+            )
+        },
+    )
+    if isinstance(workers, EdsFileWorkers):
+        # Envoy refuses to watch a path without a folder in it.
+        path = workers.path if "/" in workers.path else f"./{workers.path}"
+        cluster.type = cluster_v3.ClusterDiscoveryType.EDS
+        cluster.eds_cluster_config = cluster_v3.ClusterEdsClusterConfig(
+            eds_config=core.ConfigSource(
+                path_config_source=core.PathConfigSource(path=path),
+                resource_api_version=core.ApiVersion.V3,
+            ),
+            service_name=workers.assignment if workers.assignment != WORKERS else "",
+        )
+        return cluster
+    if isinstance(workers, DnsWorkers):
+        _set_addresses(cluster, [parse_address(f"{workers.name}:{workers.port}")], workers.refresh_s)
+    else:
+        _set_addresses(cluster, [parse_address(text) for text in workers.endpoints])
+    return cluster
+
+
+def worker_balancing(settings: EnvoySettings) -> cluster_v3.LoadBalancingPolicy:
+    """`override_host` by metadata only: a header could be sent by anyone."""
+    fallback = least_request.LeastRequest()
+    override = override_host.OverrideHost(
+        override_host_sources=[
+            override_host.OverrideHostOverrideHostSource(metadata=metadata_key(LB_NAMESPACE, DESTINATION))
+        ],
+        selected_host_key=(
+            metadata_key(LB_NAMESPACE, SERVED_KEY) if settings.envoy_version >= (1, 38) else None
+        ),
+        fallback_policy=_policy("envoy.load_balancing_policies.least_request", Any.pack(fallback)),
+    )
+    return _policy("envoy.load_balancing_policies.override_host", Any.pack(override))
+
+
+def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
+    """The Warmroute replicas: ext_proc and access log."""
+    cluster = cluster_v3.Cluster(
+        name=ROUTER,
+        connect_timeout=seconds(0.25),
+        circuit_breakers=_open_breakers(),
+        typed_extension_protocol_options={
+            HTTP_OPTIONS: Any.pack(
+                upstreams.HttpProtocolOptions(
+                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+                        http2_protocol_options=core.Http2ProtocolOptions(
+                            connection_keepalive=core.KeepaliveSettings(
+                                interval=seconds(30), timeout=seconds(5)
+                            )
+                        )
+                    )
+                )
+            )
+        },
+    )
+    _set_addresses(cluster, settings.router_addresses)
+    return cluster
+
+
+def load_assignment(cluster: str, addresses: Sequence[Address]) -> endpoint_v3.ClusterLoadAssignment:
+    """Endpoints of one cluster, all in one locality."""
+    return endpoint_v3.ClusterLoadAssignment(
+        cluster_name=cluster,
+        endpoints=[
+            endpoint_v3.LocalityLbEndpoints(
+                lb_endpoints=[
+                    endpoint_v3.LbEndpoint(endpoint=endpoint_v3.Endpoint(address=address(*one)))
+                    for one in addresses
+                ]
+            )
+        ],
+    )
+
+
+def _set_addresses(
+    cluster: cluster_v3.Cluster, addresses: Iterable[Address], refresh_s: float | None = None
+) -> None:
+    known = list(addresses)
+    cluster.load_assignment = load_assignment(cluster.name, known)
+    if all(one.is_resolved for one in known):
+        cluster.type = cluster_v3.ClusterDiscoveryType.STATIC
+        return
+    cluster.cluster_type = cluster_v3.ClusterCustomClusterType(
+        name="envoy.clusters.dns",
+        typed_config=Any.pack(
+            dns_cluster.DnsCluster(
+                dns_refresh_rate=None if refresh_s is None else seconds(refresh_s),
+                # The router resolves names by the same rule, so both know the same endpoints.
+                dns_lookup_family=common_dns.DnsLookupFamily.V4_PREFERRED,
+            )
+        ),
+    )
+
+
+def _open_breakers() -> cluster_v3.CircuitBreakers:
+    # Envoy's default of 1,024 counts streams that are merely open; the router bounds the load itself.
+    return cluster_v3.CircuitBreakers(
+        thresholds=[
+            cluster_v3.CircuitBreakersThresholds(
+                max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
+            )
+        ]
+    )
+
+
+def _policy(name: str, config: Any) -> cluster_v3.LoadBalancingPolicy:
+    return cluster_v3.LoadBalancingPolicy(
+        policies=[
+            cluster_v3.LoadBalancingPolicyPolicy(
+                typed_extension_config=core.TypedExtensionConfig(name=name, typed_config=config)
+            )
+        ]
+    )
