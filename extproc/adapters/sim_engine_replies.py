@@ -267,7 +267,8 @@ class ResponsesShape(Shape):
         yield _event({"type": "response.output_text.done", **self._at(answered), "text": text})
         yield _event({"type": "response.content_part.done", **self._at(answered), "part": self._part(text)})
         yield _event({"type": "response.output_item.done", "output_index": 0, "item": whole["output"][0]})
-        yield _event({"type": f"response.{whole['status']}", "response": whole})
+        # The engine sends this event for an answer that was cut, too; the status inside tells.
+        yield _event({"type": "response.completed", "response": whole})
 
     def _at(self, answered: Answered) -> dict[str, Any]:
         return {"item_id": f"msg_{answered.request_id}", "output_index": 0, "content_index": 0}

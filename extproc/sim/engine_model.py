@@ -40,30 +40,63 @@ class _Sequence:
         "blocks",
         "cached_blocks",
         "cached_tokens",
+        "capacity",
+        "commit_at",
         "computed",
         "first_token_at",
         "gone",
         "known",
         "last_token_at",
         "preemptions",
+        "prompt",
         "request",
         "scheduled",
+        "total",
     )
 
     def __init__(self, request: EngineRequest, now: float) -> None:
         self.request = request
         self.arrived_at = now
+        self.prompt = request.prompt_tokens
+        self.total = request.prompt_tokens + request.output_tokens
         self.known = request.prompt_tokens
         self.computed = 0
         self.scheduled = 0  # tokens of the step in flight
         self.blocks: list[int] = []
+        self.capacity = 0  # tokens that fit in `blocks`
         self.cached_blocks = 0  # leading blocks that carry a hash
+        self.commit_at = 0  # computed tokens at which the next block becomes full
         self.cached_tokens = 0
         self.preemptions = 0
         self.gone = False
         self.admitted_at: float | None = None
         self.first_token_at = 0.0
         self.last_token_at = 0.0
+
+
+class _Step:
+    """Sequences in the step being scheduled or in flight, and its work as the `TimeModel` counts it."""
+
+    __slots__ = ("context", "decodes", "pairs", "prefill", "sequences")
+
+    def __init__(self) -> None:
+        self.sequences: list[_Sequence] = []
+        self.prefill = 0
+        self.pairs = 0.0
+        self.decodes = 0
+        self.context = 0
+
+    def add(self, sequence: _Sequence, tokens: int) -> None:
+        """Compute `tokens` more tokens of `sequence`."""
+        computed = sequence.computed
+        sequence.scheduled = tokens
+        self.sequences.append(sequence)
+        if tokens == 1 and computed >= sequence.prompt:
+            self.decodes += 1
+            self.context += computed
+        else:
+            self.prefill += tokens
+            self.pairs += tokens * computed + tokens * (tokens - 1) / 2
 
 
 class EngineModel:
@@ -91,7 +124,7 @@ class EngineModel:
         self._sequences: dict[str, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
-        self._step: list[_Sequence] | None = None
+        self._step: _Step | None = None
         self._step_began = 0.0
         self._deadline: float | None = None
 
@@ -197,45 +230,45 @@ class EngineModel:
     # --- a step ----------------------------------------------------------------------------------------
 
     def _begin_step(self, at: float) -> None:
-        budget = self.config.max_num_batched_tokens
-        scheduled: list[_Sequence] = []
-        left, preempted = self._schedule_running(scheduled, budget)
+        step = _Step()
+        budget, preempted = self._schedule_running(step, self.config.max_num_batched_tokens)
         if not preempted:
-            self._schedule_waiting(scheduled, left, at)
-        if not scheduled:
+            self._schedule_waiting(step, budget, at)
+        if not step.sequences:
             self._step = None
             self._deadline = self._waiting[0].arrived_at if self._waiting else None
             return
-        self._step = scheduled
+        self._step = step
         self._step_began = at
-        self._deadline = at + self._duration(scheduled)
+        self._deadline = at + self.config.time.step_s(step.prefill, step.pairs, step.decodes, step.context)
 
-    def _schedule_running(self, scheduled: list[_Sequence], budget: int) -> tuple[int, bool]:
+    def _schedule_running(self, step: _Step, budget: int) -> tuple[int, bool]:
         """Returns the budget left and whether a sequence was preempted."""
-        size, pool, running = self.config.block_size, self.pool, self._running
+        running = self._running
         preempted = False
         index = 0
         while index < len(running) and budget:
             sequence = running[index]
-            tokens = min(sequence.known - sequence.computed, budget)
+            tokens = sequence.known - sequence.computed
+            tokens = min(tokens, budget)
             end = sequence.computed + tokens
-            need = -(-end // size) - len(sequence.blocks)
-            if need > 0:
-                while need > pool.free:
+            if end > sequence.capacity:
+                need = -(-(end - sequence.capacity) // self.config.block_size)
+                while need > self.pool.free:
                     preempted = True
                     victim = running.pop()
                     self._preempt(victim)
                     if victim is sequence:
                         return budget, preempted
-                sequence.blocks += pool.allocate(need)
-            self._commit(sequence, end)
-            sequence.scheduled = tokens
-            scheduled.append(sequence)
+                self._extend(sequence, self.pool.allocate(need))
+            if end >= sequence.commit_at:
+                self._commit(sequence, end)
+            step.add(sequence, tokens)
             budget -= tokens
             index += 1
         return budget, preempted
 
-    def _schedule_waiting(self, scheduled: list[_Sequence], budget: int, at: float) -> None:
+    def _schedule_waiting(self, step: _Step, budget: int, at: float) -> None:
         size, pool, stats = self.config.block_size, self.pool, self.stats
         while self._waiting and budget and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting[0]
@@ -256,16 +289,20 @@ class EngineModel:
                 sequence.admitted_at = at
             tokens = min(sequence.known - start, budget)
             pool.touch(hits)
-            sequence.blocks = hits + pool.allocate(-(-(start + tokens) // size) - len(hits))
+            self._extend(sequence, hits)
+            self._extend(sequence, pool.allocate(-(-tokens // size)))
             sequence.computed = start
             sequence.cached_blocks = len(hits)
             self._commit(sequence, start + tokens)
-            sequence.scheduled = tokens
-            scheduled.append(sequence)
+            step.add(sequence, tokens)
             budget -= tokens
 
+    def _extend(self, sequence: _Sequence, blocks: list[int]) -> None:
+        sequence.blocks += blocks
+        sequence.capacity = len(sequence.blocks) * self.config.block_size
+
     def _commit(self, sequence: _Sequence, end: int) -> None:
-        """Make the blocks that this step fills reusable."""
+        """Make the blocks that are full after `end` tokens reusable."""
         full = end // self.config.block_size
         if full > sequence.cached_blocks:
             request = sequence.request
@@ -279,53 +316,40 @@ class EngineModel:
                 request.cache_salt,
             )
             sequence.cached_blocks = full
+        sequence.commit_at = (full + 1) * self.config.block_size
 
     def _preempt(self, sequence: _Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        sequence.capacity = 0
         sequence.computed = 0
         sequence.cached_blocks = 0
         sequence.preemptions += 1
         self.stats.preemptions += 1
         self._waiting.appendleft(sequence)
 
-    def _duration(self, scheduled: list[_Sequence]) -> float:
-        prefill = decodes = context = 0
-        pairs = 0.0
-        for sequence in scheduled:
-            tokens, computed = sequence.scheduled, sequence.computed
-            if tokens == 1 and computed >= sequence.request.prompt_tokens:
-                decodes += 1
-                context += computed
-            else:
-                prefill += tokens
-                pairs += tokens * computed + tokens * (tokens - 1) / 2
-        return self.config.time.step_s(prefill, pairs, decodes, context)
-
-    def _end_step(self, step: list[_Sequence], at: float) -> StepResult:
+    def _end_step(self, step: _Step, at: float) -> StepResult:
         stats, began = self.stats, self._step_began
         result = StepResult(at, self.pool.take_events(), [], [], [])
         emitted = result.emitted
         steady = computed_prompts = 0
-        for sequence in step:
+        for sequence in step.sequences:
             if sequence.gone:
                 continue
             sequence.computed += sequence.scheduled
             if sequence.computed < sequence.known:
                 continue
-            sequence.known += 1
-            request = sequence.request
-            emitted.append(request)
-            generated = sequence.known - request.prompt_tokens
-            if generated == 1:
-                computed_prompts += request.prompt_tokens - sequence.cached_tokens
+            if sequence.known == sequence.prompt:
+                computed_prompts += sequence.prompt - sequence.cached_tokens
                 self._first_token(sequence, at, result)
             elif sequence.last_token_at == began:
                 steady += 1
             else:
                 stats.inter_token.observe(at - sequence.last_token_at)
+            sequence.known += 1
             sequence.last_token_at = at
-            if generated == request.output_tokens:
+            emitted.append(sequence.request)
+            if sequence.known == sequence.total:
                 self._finish(sequence, at, result)
         if steady:
             stats.inter_token.observe(at - began, steady)
