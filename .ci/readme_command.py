@@ -4,7 +4,9 @@ import re
 import sys
 from pathlib import Path
 
-blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", Path("README.md").read_text("utf-8"), re.DOTALL)
+blocks = re.findall(
+    r"```(?:bash|sh|shell|console)\n(.*?)```", Path("README.md").read_text("utf-8"), re.DOTALL
+)
 wanted = int(sys.argv[1])
 if len(blocks) < wanted:
     sys.exit(f"README.md has {len(blocks)} shell blocks, block {wanted} was asked for")

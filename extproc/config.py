@@ -184,6 +184,10 @@ class Envoy(_Section):
     message_timeout_s: Seconds = Field(1.0, description="then the request goes on without us")
     first_token_observer: bool = Field(default=False, description="tell us of first tokens while they happen")
     version: str = Field("1.40", description="Envoy that will read it, 1.36 to 1.40")
+    retries: Annotated[int, Field(ge=0)] = Field(2, description="other workers tried when one refuses")
+    stream_usage: bool = Field(
+        default=True, description="read usage from streamed answers (Envoy 1.38 or newer)"
+    )
     eds_file: Path | None = Field(
         None, description="worker list for Envoy; null: as the pools' discovery says"
     )

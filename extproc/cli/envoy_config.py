@@ -106,6 +106,8 @@ def envoy_settings(config: configuration.Config, workers: list[str] | None = Non
         body_limit=config.limits.body_bytes,
         message_timeout=envoy.message_timeout_s,
         first_token_observer=envoy.first_token_observer,
+        retries=envoy.retries,
+        stream_usage=envoy.stream_usage,
     )
 
 
