@@ -10,6 +10,11 @@ COVERED_ELSEWHERE = {
     "extproc/core/types.py": "plain values",
     "extproc/core/errors.py": "plain values",
     "extproc/core/policies/base.py": "an interface; reasons are tested with token_load",
+    "extproc/core/kv_residence.py": "the inside of the index, tested as a whole against a plain model",
+    "extproc/protocol/ext_proc_messages.py": "plain values",
+    "extproc/adapters/routing.py": "an interface; implemented and tested in routing_service",
+    "extproc/adapters/envoy_messages.py": "the inside of envoy_bootstrap",
+    "extproc/adapters/envoy_clusters.py": "the inside of envoy_bootstrap",
 }
 
 
