@@ -1,3 +1,4 @@
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,3 +13,16 @@ async def start_envoy(tmp_path: Path) -> AsyncIterator[EnvoyFactory]:
     factory = EnvoyFactory(tmp_path)
     yield factory
     await factory.stop()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `WARMROUTE_NO_SKIPS` set, a skipped test fails the run: CI has everything that tests need."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("WARMROUTE_NO_SKIPS") or reporter is None:
+        return
+    skipped = reporter.stats.get("skipped", [])
+    if skipped:
+        reporter.write_line(f"{len(skipped)} tests were skipped, and WARMROUTE_NO_SKIPS is set:", red=True)
+        for report in skipped:
+            reporter.write_line(f"  {report.nodeid}: {report.longrepr[2]}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
