@@ -22,6 +22,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     skipped = reporter.stats.get("skipped", [])
     if skipped:
+        reporter.write_line("")
         reporter.write_line(f"{len(skipped)} tests were skipped, and WARMROUTE_NO_SKIPS is set:", red=True)
         for report in skipped:
             reporter.write_line(f"  {report.nodeid}: {report.longrepr[2]}")
