@@ -98,8 +98,8 @@ class EnvoySettings:
         envoy_version: (major, minor) of the Envoy that will read this, 1.36 to 1.40. Below 1.38 usage of
             streamed answers cannot be lifted; below 1.37 there are no first-body times.
         body_mode: see `BodyMode`.
-        body_limit: largest request body; above it, and above `response_limit`, Envoy answers 413 (a limit
-            that must be exact is the router's own).
+        body_limit: largest request body; above it, and above `response_limit`, Envoy answers 413 in plain
+            text. Keep it 1 MiB above the router's own limit, which is exact and answers in JSON.
         response_limit: largest JSON response; above it Envoy answers 500, because it buffers to read usage.
         message_timeout: longest wait for one answer of the router, then the request goes on without it.
         max_message_timeout: longest wait the router may ask for when it queues a request.
@@ -129,7 +129,7 @@ class EnvoySettings:
     admin_port: int = 9901
     envoy_version: EnvoyVersion = (1, 40)
     body_mode: BodyMode = BodyMode.BUFFERED
-    body_limit: int = 64 << 20
+    body_limit: int = 65 << 20
     response_limit: int = 16 << 20
     message_timeout: float = 1.0
     max_message_timeout: float = 60.0

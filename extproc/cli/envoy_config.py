@@ -25,6 +25,9 @@ from extproc.protocol.addresses import parse_address
 
 HELP = "print a complete Envoy configuration for a Warmroute configuration"
 
+# Envoy's own 413 is plain text, so a body somewhat over the limit must reach us to get ours.
+_ABOVE_OUR_BODY_LIMIT = 1 << 20
+_MOST_BODY_BYTES = (1 << 32) - 1
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -103,7 +106,7 @@ def envoy_settings(config: configuration.Config, workers: list[str] | None = Non
         admin_port=admin.port,
         envoy_version=parse_version(envoy.version),
         body_mode=BodyMode(envoy.body_mode),
-        body_limit=config.limits.body_bytes,
+        body_limit=min(config.limits.body_bytes + _ABOVE_OUR_BODY_LIMIT, _MOST_BODY_BYTES),
         message_timeout=envoy.message_timeout_s,
         first_token_observer=envoy.first_token_observer,
         retries=envoy.retries,

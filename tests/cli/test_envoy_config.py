@@ -61,10 +61,15 @@ def test_what_the_file_says_arrives():
         admin_port=99,
         envoy_version=(1, 37),
         body_mode=BodyMode.FULL_DUPLEX_STREAMED,
-        body_limit=1234,
+        body_limit=1234 + (1 << 20),
         message_timeout=3,
         first_token_observer=True,
     )
+
+
+def test_a_body_somewhat_over_our_limit_reaches_us_and_no_limit_is_too_large_for_envoy():
+    assert settings(STATIC, limits={"body_bytes": 100}).body_limit > 100
+    assert settings(STATIC, limits={"body_bytes": 1 << 40}).body_limit == (1 << 32) - 1
 
 
 def test_routers_are_named_or_found_where_we_listen():

@@ -128,9 +128,9 @@ def test_pitfall_24_malformed_json_is_a_short_400_that_echoes_nothing(body):
 
 
 @pytest.mark.parametrize("path", openai.PATHS)
-def test_an_empty_body_is_a_400(path):
-    with pytest.raises(BadRequest, match="empty"):
-        post(path, b"")
+def test_pitfall_19_an_empty_body_is_for_the_engine_to_judge(path):
+    assert post(path, b"") == LoadOnly("no-body")
+    assert post(path, gzip.compress(b""), {"content-encoding": "gzip"}) == LoadOnly("no-body")
 
 
 @pytest.mark.parametrize("body", [b"[]", b"5", b'"x"', b"null"])
