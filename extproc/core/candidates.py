@@ -75,12 +75,11 @@ class CandidateBuilder:
         """(cached, offloaded) tokens of each worker that holds a prefix, and the chains that found them."""
         hits: dict[WorkerId, tuple[int, int]] = {}
         chains: Chains = {}
-        if not request.prompts:
+        if not request.keyed_prompts:
             return hits, chains
         sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
         for size in sorted(set(sizes.values())):
-            seed = request.namespace.seed
-            chains[size] = tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
+            chains[size] = _chains(request, size)
             for hashes in chains[size]:
                 for match in self.index.match(hashes):
                     if sizes.get(match.worker) == size:
@@ -150,3 +149,11 @@ class CandidateBuilder:
             queued_prefill_tokens=load.queued_prefill_tokens,
             metrics_age_s=state.metrics_age_s(now),
         )
+
+
+def _chains(request: RoutingRequest, size: int) -> tuple[tuple[int, ...], ...]:
+    """Hashes of the blocks of `size` tokens that each prompt can hit."""
+    if request.chains is not None and size in request.chains:
+        return request.chains[size]
+    seed = request.namespace.seed
+    return tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)

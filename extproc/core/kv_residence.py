@@ -139,7 +139,8 @@ class EngineBlocks:
             self.ignored_groups += 1
             return
         handles = self._handles
-        if not event.token_ids or all(handle in handles for handle in event.block_hashes):
+        told = event.chained or event.token_ids
+        if not told or all(handle in handles for handle in event.block_hashes):
             self._store_again(event)
             return
         if event.parent is None:
@@ -192,7 +193,7 @@ class EngineBlocks:
     def _attach_rest(self, event: BlockStored) -> None:
         """Blocks of which the leading ones are known, though their parent is gone."""
         known = next(at for at, handle in enumerate(event.block_hashes) if handle not in self._handles)
-        if len(event.token_ids) != len(event.block_hashes) * event.block_size:
+        if not event.chained and len(event.token_ids) != len(event.block_hashes) * event.block_size:
             self.malformed += 1
             return
         last = event.block_hashes[known - 1]

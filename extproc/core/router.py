@@ -68,7 +68,7 @@ class Released:
         Engines count blocks loaded back from a slower tier as cached, so both are in it.
         """
         decision = self.lease.decision
-        if not decision.request.prompts:
+        if not decision.request.keyed_prompts:
             return None
         served = self.completion.served_by
         hits = (

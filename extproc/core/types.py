@@ -44,6 +44,8 @@ class BlockStored:
     `block_hashes` and `parent` are the engine's own handles (int or bytes): opaque to us.
     `token_ids` holds `len(block_hashes) * block_size` tokens, or is empty when the engine did not say.
     `extra_keys` has one entry per block (or is None): what, besides tokens, went into the engine's hash.
+    `chained`: the hashes are no handles but already links of our own chain, and there are no tokens (a
+    simulated engine; nothing on the wire says so).
     """
 
     block_hashes: tuple[int | bytes, ...]
@@ -55,6 +57,7 @@ class BlockStored:
     tier: Tier = Tier.GPU
     group: int = 0
     spec_kind: str | None = None
+    chained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class RoutingRequest:
     `prompts` holds one array of token ids per sequence the engine will run (a batch completion has
     several); it is empty when the request is routed by load only, and then `load_only` says why.
     `prompt_tokens` is the total over prompts (an estimate when `prompts` is empty).
+    `chains`: where the block hashes are known beforehand, by block size: one chain per prompt, of the
+    blocks it can hit. Then `prompts` is not needed.
     `subset`: endpoints the gateway restricts us to; None = all.
     """
 
@@ -131,6 +136,14 @@ class RoutingRequest:
     sequences: int = 1
     stream: bool = False
     subset: frozenset[str] | None = None
+    chains: Mapping[int, tuple[tuple[int, ...], ...]] | None = None
+
+    @property
+    def keyed_prompts(self) -> int:
+        """Number of prompts whose prefixes can be looked up; 0: routed by load only."""
+        if self.prompts or not self.chains:
+            return len(self.prompts)
+        return max(map(len, self.chains.values()))
 
 
 @dataclass(frozen=True, slots=True)

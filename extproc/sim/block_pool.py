@@ -159,7 +159,7 @@ class BlockPool:
         """Make a sequence's blocks `start:stop` reusable; one `BlockStored` tells of all of them.
 
         `blocks` and `block_hashes` start at the sequence's first block; `token_ids` are its tokens from
-        the first on (None: the event carries none).
+        the first on. None: the hashes are the only identity, and the event says so (`BlockStored.chained`).
         """
         for index in range(start, stop):
             block, block_hash = blocks[index], block_hashes[index]
@@ -174,6 +174,19 @@ class BlockPool:
         if not self.emit_events:
             return
         size = self.block_size
+        if token_ids is None:
+            self._events.append(
+                BlockStored(
+                    block_hashes=tuple(block_hashes[start:stop]),
+                    parent=block_hashes[start - 1] if start else None,
+                    token_ids=(),
+                    block_size=size,
+                    lora_name=adapter,
+                    spec_kind=SPEC_KIND,
+                    chained=True,
+                )
+            )
+            return
         every: tuple[object, ...] | None = None if adapter is None else (adapter,)
         extra_keys: list[tuple[object, ...] | None] = [every] * (stop - start)
         if start == 0 and cache_salt:
@@ -182,7 +195,7 @@ class BlockPool:
             BlockStored(
                 block_hashes=tuple(block_hashes[start:stop]),
                 parent=block_hashes[start - 1] if start else None,
-                token_ids=() if token_ids is None else token_ids[start * size : stop * size],
+                token_ids=token_ids[start * size : stop * size],
                 block_size=size,
                 lora_name=adapter,
                 extra_keys=tuple(extra_keys),

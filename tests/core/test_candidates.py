@@ -6,7 +6,7 @@ from extproc.core.estimators import OutputLengths, PrefillRates
 from extproc.core.hashing import token_array
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import LoadLedger
-from extproc.core.types import Tier
+from extproc.core.types import BlockStored, Tier
 from extproc.core.worker_table import WorkerTable
 from tests.support.core import BLOCK, decision, members, metrics, request, stored, worker
 
@@ -95,3 +95,19 @@ def test_a_worker_short_of_memory_is_dearer():
     candidates, _ = fleet.build(request(PROMPT))
     assert candidates[worker(0)].cost.kv_risk_ms > 0.0
     assert candidates[worker(1)].cost.kv_risk_ms == 0.0
+
+
+def test_chains_known_beforehand_need_no_prompt():
+    fleet = Fleet()
+    fleet.builder.index.apply(worker(1), BlockStored((7, 8), None, (), BLOCK, chained=True))
+    ask = request(prompt_tokens=3 * BLOCK, chains={BLOCK: ((7, 8),)})
+    found, chains = fleet.build(ask)
+    assert (found[worker(0)].cached_tokens, found[worker(1)].cached_tokens) == (0, 2 * BLOCK)
+    assert chains == {BLOCK: ((7, 8),)}
+
+
+def test_chains_of_another_block_size_say_nothing():
+    fleet = Fleet()
+    fleet.builder.index.apply(worker(1), BlockStored((7, 8), None, (), BLOCK, chained=True))
+    found, _ = fleet.build(request(prompt_tokens=3 * BLOCK, chains={2 * BLOCK: ((7, 8),)}))
+    assert found[worker(1)].cached_tokens == 0

@@ -123,3 +123,10 @@ def test_different_keys_never_share_a_block(one, other, adapter, second) -> None
         assert left == right
     else:
         assert not set(left) & set(right)
+
+
+def test_hashes_that_are_ours_already_are_taken_as_they_are() -> None:
+    event = BlockStored((7, 8), None, (), 4, chained=True)
+    assert event_chain(event, None, *REVISIONS) == [7, 8]
+    assert event_chain(event, 6, *REVISIONS) == [7, 8]
+    assert event_chain(BlockStored((7, b"8"), None, (), 4, chained=True), None, *REVISIONS) is None

@@ -522,3 +522,17 @@ class IndexMachine(RuleBasedStateMachine):
 
 TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_chained_events_keep_the_rules_for_parents_copies_and_removal():
+    held = index(W[0])
+    held.apply(W[0], BlockStored((3, 4), 2, (), 16, chained=True))
+    assert held.stats().orphans == 2
+    assert held.match([1, 2, 3, 4]) == []
+    held.apply(W[0], BlockStored((1, 2), None, (), 16, chained=True))
+    assert [match.blocks for match in held.match([1, 2, 3, 4])] == [4]
+    held.apply(W[0], BlockStored((1, 2), None, (), 16, chained=True))
+    held.apply(W[0], BlockRemoved((2,)))
+    assert [match.blocks for match in held.match([1, 2, 3, 4])] == [4]
+    held.apply(W[0], BlockRemoved((2,)))
+    assert [match.blocks for match in held.match([1, 2, 3, 4])] == [1]

@@ -99,11 +99,19 @@ def test_a_stored_event_tells_what_a_listener_needs() -> None:
 
 def test_a_salt_marks_only_the_first_block() -> None:
     pool = BlockPool(8, 4)
-    pool.cache(pool.allocate(2), [10, 11], 0, 2, None, None, "salt")
+    pool.cache(pool.allocate(2), [10, 11], 0, 2, TOKENS, None, "salt")
     (event,) = pool.take_events()
     assert isinstance(event, BlockStored)
     assert event.extra_keys == (("salt",), None)
-    assert event.token_ids == ()
+    assert len(event.token_ids) == 8
+
+
+def test_without_tokens_the_hashes_are_the_identity() -> None:
+    pool = BlockPool(8, 4)
+    pool.cache(pool.allocate(2), [10, 11], 0, 2, None, None, None)
+    (event,) = pool.take_events()
+    assert isinstance(event, BlockStored)
+    assert (event.chained, event.block_hashes, event.token_ids) == (True, (10, 11), ())
 
 
 def test_a_reset_waits_for_running_sequences() -> None:

@@ -29,12 +29,11 @@ class Policy(ABC):
 
 def warmth(request: RoutingRequest, chosen: Candidate) -> Reason:
     """The reason that describes what `chosen` offers this request."""
-    if not request.prompts:
+    prompts = request.keyed_prompts
+    if not prompts:
         return Reason.LOAD_ONLY
     if chosen.cached_tokens > 0:
         # What is left is less than a block per sequence when the whole reusable prefix is there.
-        full = chosen.block_size is not None and (
-            chosen.uncovered_tokens <= chosen.block_size * len(request.prompts)
-        )
+        full = chosen.block_size is not None and (chosen.uncovered_tokens <= chosen.block_size * prompts)
         return Reason.WARM_EXACT if full else Reason.WARM_PARTIAL
     return Reason.COLD_IDLE if chosen.active == 0 else Reason.COLD_BUSY
