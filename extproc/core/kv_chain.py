@@ -29,7 +29,8 @@ def event_chain(
 
     Returns:
         One hash per block, or None when tokens and blocks of the event cannot be matched up: it carries no
-        tokens, leaves blocks out (sliding windows), or has an impossible token id. A `chained` event is believed as it is.
+        tokens, leaves blocks out (sliding windows), or has an impossible token id. A
+        `chained` event is believed as it is.
     """
     size = event.block_size
     count = len(event.block_hashes)
