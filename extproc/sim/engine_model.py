@@ -31,7 +31,7 @@ from extproc.sim.engine_types import (
 )
 
 
-class _Sequence:
+class ActiveSequence:
     """A request inside the engine. `computed` of its `known` tokens have their KV in `blocks`."""
 
     __slots__ = (
@@ -43,10 +43,13 @@ class _Sequence:
         "capacity",
         "commit_at",
         "computed",
+        "due",
         "first_token_at",
         "gone",
         "known",
         "last_token_at",
+        "offset",
+        "order",
         "preemptions",
         "prompt",
         "request",
@@ -72,21 +75,25 @@ class _Sequence:
         self.admitted_at: float | None = None
         self.first_token_at = 0.0
         self.last_token_at = 0.0
+        # Only where `FleetEngine` counts steps instead of tokens: see there.
+        self.offset: int | None = None
+        self.order = 0
+        self.due = -1
 
 
-class _Step:
+class Step:
     """Sequences in the step being scheduled or in flight, and its work as the `TimeModel` counts it."""
 
     __slots__ = ("context", "decodes", "pairs", "prefill", "sequences")
 
     def __init__(self) -> None:
-        self.sequences: list[_Sequence] = []
+        self.sequences: list[ActiveSequence] = []
         self.prefill = 0
         self.pairs = 0.0
         self.decodes = 0
         self.context = 0
 
-    def add(self, sequence: _Sequence, tokens: int) -> None:
+    def add(self, sequence: ActiveSequence, tokens: int) -> None:
         """Compute `tokens` more tokens of `sequence`."""
         computed = sequence.computed
         sequence.scheduled = tokens
@@ -121,10 +128,10 @@ class EngineModel:
         self.config = config
         self.pool = BlockPool(config.num_gpu_blocks, config.block_size, emit_events=config.emit_events)
         self.stats = EngineStats()
-        self._sequences: dict[str, _Sequence] = {}
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._step: _Step | None = None
+        self._sequences: dict[str, ActiveSequence] = {}
+        self._waiting: deque[ActiveSequence] = deque()
+        self._running: list[ActiveSequence] = []
+        self._step: Step | None = None
         self._step_began = 0.0
         self._deadline: float | None = None
 
@@ -146,7 +153,7 @@ class EngineModel:
                 f"model's maximum context length of {self.config.max_model_len} tokens; shorten the prompt "
                 "or lower the output limit"
             )
-        sequence = _Sequence(request, now)
+        sequence = ActiveSequence(request, now)
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
         if self._deadline is None:
@@ -199,6 +206,11 @@ class EngineModel:
         """Sequences waiting to be scheduled, preempted ones included."""
         return len(self._waiting)
 
+    @property
+    def decode_blocks(self) -> int:
+        """KV blocks of the sequences that are past their first token, each counted for every holder."""
+        return sum(len(s.blocks) for s in self._running if s.first_token_at > 0.0)
+
     def adapters(self) -> tuple[Counter[str], Counter[str]]:
         """Requests by adapter: running, waiting."""
         running = Counter(s.request.adapter for s in self._running if s.request.adapter is not None)
@@ -230,11 +242,11 @@ class EngineModel:
     # --- a step ----------------------------------------------------------------------------------------
 
     def _begin_step(self, at: float) -> None:
-        step = _Step()
+        step = Step()
         budget, preempted = self._schedule_running(step, self.config.max_num_batched_tokens)
         if not preempted:
             self._schedule_waiting(step, budget, at)
-        if not step.sequences:
+        if not (step.sequences or step.decodes):
             self._step = None
             self._deadline = self._waiting[0].arrived_at if self._waiting else None
             return
@@ -242,7 +254,7 @@ class EngineModel:
         self._step_began = at
         self._deadline = at + self.config.time.step_s(step.prefill, step.pairs, step.decodes, step.context)
 
-    def _schedule_running(self, step: _Step, budget: int) -> tuple[int, bool]:
+    def _schedule_running(self, step: Step, budget: int) -> tuple[int, bool]:
         """Returns the budget left and whether a sequence was preempted."""
         running = self._running
         preempted = False
@@ -268,7 +280,7 @@ class EngineModel:
             index += 1
         return budget, preempted
 
-    def _schedule_waiting(self, step: _Step, budget: int, at: float) -> None:
+    def _schedule_waiting(self, step: Step, budget: int, at: float) -> None:
         size, pool, stats = self.config.block_size, self.pool, self.stats
         while self._waiting and budget and len(self._running) < self.config.max_num_seqs:
             sequence = self._waiting[0]
@@ -297,11 +309,11 @@ class EngineModel:
             step.add(sequence, tokens)
             budget -= tokens
 
-    def _extend(self, sequence: _Sequence, blocks: list[int]) -> None:
+    def _extend(self, sequence: ActiveSequence, blocks: list[int]) -> None:
         sequence.blocks += blocks
         sequence.capacity = len(sequence.blocks) * self.config.block_size
 
-    def _commit(self, sequence: _Sequence, end: int) -> None:
+    def _commit(self, sequence: ActiveSequence, end: int) -> None:
         """Make the blocks that are full after `end` tokens reusable."""
         full = end // self.config.block_size
         if full > sequence.cached_blocks:
@@ -318,7 +330,7 @@ class EngineModel:
             sequence.cached_blocks = full
         sequence.commit_at = (full + 1) * self.config.block_size
 
-    def _preempt(self, sequence: _Sequence) -> None:
+    def _preempt(self, sequence: ActiveSequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.capacity = 0
@@ -328,7 +340,7 @@ class EngineModel:
         self.stats.preemptions += 1
         self._waiting.appendleft(sequence)
 
-    def _end_step(self, step: _Step, at: float) -> StepResult:
+    def _end_step(self, step: Step, at: float) -> StepResult:
         stats, began = self.stats, self._step_began
         result = StepResult(at, self.pool.take_events(), [], [], [])
         emitted = result.emitted
@@ -360,7 +372,7 @@ class EngineModel:
         self._step = None
         return result
 
-    def _first_token(self, sequence: _Sequence, at: float, result: StepResult) -> None:
+    def _first_token(self, sequence: ActiveSequence, at: float, result: StepResult) -> None:
         admitted = sequence.admitted_at
         assert admitted is not None  # noqa: S101 - a token comes out of a step, and that starts by admission
         sequence.first_token_at = at
@@ -370,7 +382,7 @@ class EngineModel:
             FirstToken(sequence.request, sequence.cached_tokens, admitted - sequence.arrived_at, ttft)
         )
 
-    def _finish(self, sequence: _Sequence, at: float, result: StepResult) -> None:
+    def _finish(self, sequence: ActiveSequence, at: float, result: StepResult) -> None:
         request, admitted = sequence.request, sequence.admitted_at
         assert admitted is not None  # noqa: S101 - as above
         sequence.gone = True
