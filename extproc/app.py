@@ -86,7 +86,12 @@ class App:
         self._cleanup.callback(self._log.close)
         contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
         self.service = WarmRoutingService(
-            self.router, contexts, self._log, self._clock, fallback_count=config.fallbacks
+            self.router,
+            contexts,
+            self._log,
+            self._clock,
+            fallback_count=config.fallbacks,
+            session_header=config.session_header,
         )
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,

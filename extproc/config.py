@@ -12,7 +12,7 @@ from extproc.core.policies import POLICIES
 from extproc.core.router import RouterSettings
 
 Seconds = Annotated[float, Field(gt=0)]
-PolicyName = Literal["token-load", "least-load", "round-robin"]
+PolicyName = Literal["token-load", "least-load", "session-affinity", "kv-affinity", "round-robin"]
 
 
 class ConfigError(WarmrouteError):
@@ -185,6 +185,9 @@ class Envoy(_Section):
     first_token_observer: bool = Field(default=False, description="tell us of first tokens while they happen")
     version: str = Field("1.40", description="Envoy that will read it, 1.36 to 1.40")
     retries: Annotated[int, Field(ge=0)] = Field(2, description="other workers tried when one refuses")
+    retry_resets: bool = Field(
+        default=True, description="try another also when one dies before its answer began; redoes its work"
+    )
     stream_usage: bool = Field(
         default=True, description="read usage from streamed answers (Envoy 1.38 or newer)"
     )
@@ -198,7 +201,12 @@ class Config(_Section):
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
     pools: Annotated[list[Pool], Field(min_length=1)]
-    policy: PolicyName = Field("token-load", description="token-load, least-load or round-robin")
+    policy: PolicyName = Field(
+        "token-load", description="token-load, least-load, session-affinity, kv-affinity or round-robin"
+    )
+    session_header: str = Field(
+        "x-session-id", description="request header that names the session, for session-affinity"
+    )
     fallbacks: Annotated[int, Field(ge=1)] = Field(3, description="endpoints named per request, in order")
     seed: int | None = Field(None, description="seed of the tie-breaks; null: random")
     test_mode: bool = Field(default=False, description="honour conformance test headers; never in production")

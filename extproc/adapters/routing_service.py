@@ -62,7 +62,8 @@ class WarmRoutingService:
         pools: contexts by pool name, the default one first.
         log: where finished requests are written.
         clock: monotonic seconds.
-        fallbacks: how many endpoints a decision names.
+        fallback_count: how many endpoints a decision names.
+        session_header: request header that names the session.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class WarmRoutingService:
         log: DecisionLog,
         clock: Callable[[], float],
         fallback_count: int,
+        session_header: str = "x-session-id",
     ) -> None:
         self._router = router
         self._pools = dict(pools)
@@ -79,6 +81,7 @@ class WarmRoutingService:
         self._log = log
         self._clock = clock
         self._fallback_count = fallback_count
+        self._session_header = session_header.lower()
         self.counters = ServiceCounters()
 
     async def route(self, request: HttpRequest) -> Route | Reject | PassThrough:
@@ -175,6 +178,7 @@ class WarmRoutingService:
             namespace=Namespace(pool.model_revision, pool.tokenizer_revision, pool.adapter(model)),
             prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
             subset=self._subset(http),
+            session_key=http.headers.get(self._session_header) or None,
         )
         if isinstance(parsed, LoadOnly):
             ask.load_only = parsed.reason
@@ -183,6 +187,7 @@ class WarmRoutingService:
         ask.max_output_tokens = parsed.max_output_tokens
         ask.sequences = parsed.sequences
         ask.stream = parsed.stream
+        ask.session_key = ask.session_key or parsed.prompt_cache_key or parsed.user
         if pool.prompts is None:
             ask.load_only = "no-tokenizer"
             return ask

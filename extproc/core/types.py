@@ -122,6 +122,7 @@ class RoutingRequest:
     `prompt_tokens` is the total over prompts (an estimate when `prompts` is empty).
     `chains`: where the block hashes are known beforehand, by block size: one chain per prompt, of the
     blocks it can hit. Then `prompts` is not needed.
+    `session_key`: what the client says its session is; None: nothing.
     `subset`: endpoints the gateway restricts us to; None = all.
     """
 
@@ -137,6 +138,7 @@ class RoutingRequest:
     stream: bool = False
     subset: frozenset[str] | None = None
     chains: Mapping[int, tuple[tuple[int, ...], ...]] | None = None
+    session_key: str | None = None
 
     @property
     def keyed_prompts(self) -> int:
@@ -190,6 +192,8 @@ class Reason(StrEnum):
     COLD_BUSY = "cold-busy"
     LOAD_ONLY = "load-only"
     ROUND_ROBIN = "round-robin"
+    SESSION = "session"
+    SESSION_MOVED = "session-moved"  # the session's worker had too much of our load
 
 
 @dataclass(frozen=True, slots=True)
