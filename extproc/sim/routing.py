@@ -68,7 +68,10 @@ class FleetFacts:
 
 
 class FleetRouter(Protocol):
-    """A router under test. Deterministic: all its randomness comes from the seed it was made with."""
+    """A router under test. Deterministic: all its randomness comes from the seed it was made with.
+
+    One that has an attribute `wants_kv_events = False` is spared them, which makes the run faster.
+    """
 
     @property
     def name(self) -> str:
@@ -93,8 +96,8 @@ class FleetRouter(Protocol):
         """One batch of `worker`'s KV events. `BlockStored.block_hashes` are the hashes of requests."""
         ...
 
-    def on_kv_reset(self, worker: int, now: float) -> None:
-        """Events of `worker` were lost and could not be replayed: what it held is not known."""
+    def on_kv_gap(self, worker: int, now: float) -> None:
+        """Events of `worker` were lost and cannot be replayed; those after the gap still come."""
         ...
 
     def on_metrics(self, worker: int, metrics: EngineMetrics, now: float) -> None:
@@ -137,7 +140,7 @@ class NullRouter:
     def on_kv_events(self, worker: int, events: Sequence[KvEvent], now: float) -> None:
         """Ignored."""
 
-    def on_kv_reset(self, worker: int, now: float) -> None:
+    def on_kv_gap(self, worker: int, now: float) -> None:
         """Ignored."""
 
     def on_metrics(self, worker: int, metrics: EngineMetrics, now: float) -> None:
