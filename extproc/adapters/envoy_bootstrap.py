@@ -108,6 +108,8 @@ class EnvoySettings:
             crashes Envoy on an event whose data is a bare JSON scalar, such as `data: null`. vLLM sends
             none; turn this off for upstreams that might.
         retries: other endpoints tried when one refuses; 0 for none.
+        retry_resets: try another, too, when one that accepted a request dies before its answer began. The
+            work is done again; and a request that kills engines meets up to 1 + `retries` of them.
         connect_timeout: longest wait for a connection to an engine.
         upstream_idle_timeout: idle connections to engines are closed after this; keep it below the
             engine's keep-alive (uvicorn: 5 s), or requests meet connections that are just closing.
@@ -136,6 +138,7 @@ class EnvoySettings:
     first_token_observer: bool = False
     stream_usage: bool = True
     retries: int = 2
+    retry_resets: bool = True
     connect_timeout: float = 1.0
     upstream_idle_timeout: float = 4.0
     stream_idle_timeout: float = 1800.0

@@ -52,9 +52,9 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("virtual_hosts", "retry_policy"),
         (
-            "Consumes the router's ordered list: each attempt takes the next endpoint. Add `reset` to\n"
-            "retry_on if a worker that accepted a request and died should be retried too, at the price of\n"
-            "work done twice."
+            "Consumes the router's ordered list: each attempt takes the next endpoint. `reset` is for\n"
+            "workers that accept a request and die before they answer; the work is done again. Where one\n"
+            "request might kill engine after engine, make it `reset-before-request`."
         ),
     ),
     (

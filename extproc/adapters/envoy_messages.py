@@ -193,8 +193,9 @@ def _route(name: str, match: route_v3.RouteMatch, per_filter: dict[str, Any] | N
 
 def worker_retry_policy(settings: EnvoySettings) -> route_v3.RetryPolicy:
     """Each attempt takes the next endpoint of the router's list, then the fallback policy."""
+    died = "reset" if settings.retry_resets else "reset-before-request"
     return route_v3.RetryPolicy(
-        retry_on="connect-failure,refused-stream,reset-before-request,retriable-status-codes",
+        retry_on=f"connect-failure,refused-stream,{died},retriable-status-codes",
         retriable_status_codes=[503],
         num_retries=settings.retries,
         retry_back_off=route_v3.RetryPolicyRetryBackOff(

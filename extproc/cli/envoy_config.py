@@ -110,6 +110,7 @@ def envoy_settings(config: configuration.Config, workers: list[str] | None = Non
         message_timeout=envoy.message_timeout_s,
         first_token_observer=envoy.first_token_observer,
         retries=envoy.retries,
+        retry_resets=envoy.retry_resets,
         stream_usage=envoy.stream_usage,
     )
 

@@ -141,11 +141,15 @@ def test_retries_follow_the_list():
     assert set(retry["retry_on"].split(",")) == {
         "connect-failure",
         "refused-stream",
-        "reset-before-request",
+        "reset",
         "retriable-status-codes",
     }
     assert retry["retriable_status_codes"] == [503]
     assert retry["num_retries"] == 4
+    careful = http_manager(bootstrap(EnvoySettings(workers=WORKERS, retry_resets=False)))["route_config"]
+    retry_on = careful["virtual_hosts"][0]["retry_policy"]["retry_on"].split(",")
+    assert "reset-before-request" in retry_on
+    assert "reset" not in retry_on
     none = http_manager(bootstrap(EnvoySettings(workers=WORKERS, retries=0)))["route_config"][
         "virtual_hosts"
     ][0]

@@ -147,6 +147,17 @@ class FullStack:
             assert time.monotonic() < end, f"not in time; router log:\n{self.router.log_tail()}"
             await asyncio.sleep(0.01)
 
+    async def until_idle(self) -> None:
+        """Wait until a decision sees no lease on any worker, and see that none had to be written off."""
+        for _ in range(100):
+            entry = await self.decision((await self.chat("Anybody there?", max_tokens=1)).request_id)
+            if not any(candidate["active"] for candidate in entry["candidate_workers"]):
+                break
+            await asyncio.sleep(0.02)
+        else:
+            raise AssertionError(f"leases remain: {entry['candidate_workers']}")
+        assert [e for e in self.log_entries().values() if e["outcome"] == "lost"] == []
+
     # --- requests ------------------------------------------------------------------------------------
 
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
