@@ -26,6 +26,7 @@ from extproc.sim.engine_types import (
     EngineRequest,
     Finished,
     FirstToken,
+    Outlook,
     RequestTooLongError,
     StepResult,
 )
@@ -210,6 +211,25 @@ class EngineModel:
     def decode_blocks(self) -> int:
         """KV blocks of the sequences that are past their first token, each counted for every holder."""
         return sum(len(s.blocks) for s in self._running if s.first_token_at > 0.0)
+
+    def outlook(self) -> list[Outlook]:
+        """What every sequence has before it when the step in flight has ended, the running ones first."""
+        return [
+            Outlook(s.request, computed, known - computed, s.total - known, s.admitted_at is not None)
+            for s, computed, known in map(self._after_step, (*self._running, *self._waiting))
+            if known < s.total
+        ]
+
+    def _after_step(self, sequence: ActiveSequence) -> tuple[ActiveSequence, int, int]:
+        """Computed and known tokens once the step in flight has ended."""
+        if self._step is None or sequence not in self._step.sequences:
+            return sequence, sequence.computed, sequence.known
+        computed = sequence.computed + sequence.scheduled
+        return sequence, computed, sequence.known + (computed >= sequence.known)
+
+    def step_left_s(self, now: float) -> float:
+        """Seconds until the step in flight ends; 0 while the engine is idle."""
+        return 0.0 if self._deadline is None else max(0.0, self._deadline - now)
 
     def adapters(self) -> tuple[Counter[str], Counter[str]]:
         """Requests by adapter: running, waiting."""

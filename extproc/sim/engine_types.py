@@ -116,6 +116,16 @@ class Finished(NamedTuple):
     preemptions: int
 
 
+class Outlook(NamedTuple):
+    """What a sequence still has before it when the step in flight has ended, in tokens."""
+
+    request: EngineRequest
+    computed: int  # in its KV blocks
+    uncomputed: int  # known and not computed; a decoding sequence has 1
+    remaining: int  # to be generated, the truth
+    admitted: bool  # False: it has not been looked up in the prefix cache yet
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one engine step brought, at the moment it ended.

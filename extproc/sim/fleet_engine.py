@@ -63,6 +63,12 @@ class FleetEngine(EngineModel):
             self._begin_step(at)
         return results
 
+    def _after_step(self, sequence: ActiveSequence) -> tuple[ActiveSequence, int, int]:
+        if sequence.offset is None:
+            return super()._after_step(sequence)
+        known = sequence.offset + self._number + 1
+        return sequence, known - 1, known
+
     def abort(self, request_id: str) -> bool:
         """As `EngineModel.abort`."""
         sequence = self._sequences.get(request_id)

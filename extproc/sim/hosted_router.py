@@ -1,7 +1,9 @@
 """Our own router in the simulated fleet: the very `Router` of the live server, one per run.
 
-It is told what the live server would learn: first tokens and ends with usage, as Envoy reports them, KV
-events, metrics scrapes. Nothing is tuned to the fleet; what it knows of the engines it learns.
+It is told what the live server would learn: ends with usage and the time of the first byte, as Envoy's access
+log reports them, KV events, metrics scrapes; and first tokens while they happen only where the live server is
+set to observe them (`first_token_observer`, off by default). Nothing is tuned to the fleet; what it knows of
+the engines it learns.
 """
 
 from collections.abc import Sequence
@@ -21,13 +23,22 @@ _POOL = "sim"
 _REVISIONS = ("sim", "sim")
 _NAMESPACE = Namespace(*_REVISIONS)
 _TICK_S = 1.0
+_OBSERVING = "+first-token"
 
 
 class HostedRouter:
-    """A `FleetRouter` around the core's `Router` with one of its policies."""
+    """A `FleetRouter` around the core's `Router` with one of its policies.
 
-    def __init__(self, policy: str, facts: FleetFacts, seed: int) -> None:
-        self.name = policy
+    Args:
+        policy: name of the policy.
+        facts: the fleet.
+        seed: of the router's own randomness.
+        first_tokens: whether first tokens are seen while they happen.
+    """
+
+    def __init__(self, policy: str, facts: FleetFacts, seed: int, *, first_tokens: bool = False) -> None:
+        self.name = f"{policy}{_OBSERVING}" if first_tokens else policy
+        self._first_tokens = first_tokens
         leases = count()
         size = facts.engine.block_size
         costs = CostSettings()
@@ -76,7 +87,8 @@ class HostedRouter:
         """See `FleetRouter`."""
         lease_id, sent_at, _ = self._open[request_id]
         self._first[request_id] = now - sent_at
-        self.router.on_first_token(lease_id, now)
+        if self._first_tokens:
+            self.router.on_first_token(lease_id, now)
 
     def on_finished(
         self, request_id: str, cached_tokens: int | None, output_tokens: int | None, now: float
@@ -112,6 +124,8 @@ class HostedRouter:
         self.router.on_metrics(self._workers[worker].endpoint, {0: metrics}, now)
 
 
-def hosted(policy: str) -> RouterMaker:
-    """Maker of our router with one of the core's policies."""
-    return partial(HostedRouter, policy)
+OURS: dict[str, RouterMaker] = {
+    **{policy: partial(HostedRouter, policy) for policy in POLICIES},
+    f"token-load{_OBSERVING}": partial(HostedRouter, "token-load", first_tokens=True),
+}
+"""Our router by policy. `+first-token`: with `first_token_observer` on."""

@@ -90,11 +90,18 @@ class WorkloadOptions:
         seed: of everything random in it. One seed, one workload.
         trace: file or folder to replay; None: a short synthetic stand-in.
         limit: stop after about this many requests; None: its natural length.
+        part: (i, n): only the i-th (from 0) of n equal parts of the trace, so that what was tuned on some
+            can be tested on others; None: all of it.
+        window_s: (from, to): only what the trace has in these seconds; None: all of it.
+        read_lines: reads `trace` (`extproc.adapters.traces.read_lines`); needed only with a trace.
     """
 
     seed: int = 0
     trace: Path | None = None
     limit: int | None = None
+    part: tuple[int, int] | None = None
+    window_s: tuple[float, float] | None = None
+    read_lines: Callable[[Path], Iterable[str]] | None = None
 
 
 WorkloadMaker = Callable[[WorkloadOptions], Workload]

@@ -28,6 +28,7 @@ def counts(model: EngineModel) -> tuple[object, ...]:
     return (
         model.snapshot(),
         model.decode_blocks,
+        model.outlook(),
         list(model.pool.free_queue()),
         stats.finished,
         stats.inter_token.counts,
