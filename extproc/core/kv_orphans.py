@@ -15,6 +15,7 @@ Handle = int | bytes
 
 @dataclass(slots=True)
 class _Waiting:
+    serial: int  # age: lower is older
     events: list[BlockStored | BlockRemoved] = field(default_factory=list)
     copies: Counter[tuple[Handle, Tier]] = field(default_factory=Counter)
     live: int = 0  # copies that no removal has cancelled
@@ -24,12 +25,13 @@ class _Waiting:
 class Orphans:
     """Orphans of one engine, by the parent they wait for; at most `limit` block entries."""
 
-    __slots__ = ("_home", "_limit", "_waiting", "blocks", "dropped")
+    __slots__ = ("_homes", "_limit", "_serial", "_waiting", "blocks", "dropped")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: dict[Handle, _Waiting] = {}
-        self._home: dict[Handle, Handle] = {}  # block -> the parent its events wait for
+        self._homes: dict[Handle, list[Handle]] = {}  # block -> the parents that its events wait for
+        self._serial = 0
         self.blocks = 0
         self.dropped = 0
 
@@ -38,37 +40,38 @@ class Orphans:
 
     def add(self, event: BlockStored) -> None:
         """Keep `event` until its parent appears."""
-        parent = event.parent
-        if parent is None or any(self._home.get(handle, parent) != parent for handle in event.block_hashes):
-            self.dropped += len(event.block_hashes)  # one block with two histories: neither can be believed
-            return
-        count = len(event.block_hashes)
+        parent, count = event.parent, len(event.block_hashes)
+        if parent is None:
+            raise ValueError("a block without parent is no orphan")
         if count > self._limit:
             self.dropped += count
             return
-        waiting = self._waiting.setdefault(parent, _Waiting())
+        waiting = self._waiting.get(parent)
+        if waiting is None:
+            self._serial += 1
+            waiting = self._waiting[parent] = _Waiting(self._serial)
         if event.token_ids:
             event = replace(event, token_ids=_packed(event))
         waiting.events.append(event)
         for handle in event.block_hashes:
-            self._home[handle] = parent
+            homes = self._homes.setdefault(handle, [])
+            if parent not in homes:
+                homes.append(parent)
             waiting.copies[handle, event.tier] += 1
         waiting.live += count
         waiting.blocks += count
         self.blocks += count
         while self.blocks > self._limit:
-            oldest = self._waiting[next(iter(self._waiting))]
-            self.dropped += oldest.live
-            self._forget(next(iter(self._waiting)))
+            oldest = next(iter(self._waiting))
+            self.dropped += self._waiting[oldest].live
+            self._forget(oldest)
 
     def remove(self, handle: Handle, tier: Tier, group: int) -> bool:
         """Note that a copy of an orphan is gone; False if no such copy is waiting."""
-        parent = self._home.get(handle)
+        parent = self._oldest_with(handle, tier)
         if parent is None:
             return False
         waiting = self._waiting[parent]
-        if not waiting.copies[handle, tier]:
-            return False
         waiting.copies[handle, tier] -= 1
         waiting.live -= 1
         waiting.events.append(BlockRemoved((handle,), tier, group))
@@ -85,14 +88,22 @@ class Orphans:
     def clear(self) -> None:
         """Forget everything; the count of dropped blocks stays."""
         self._waiting.clear()
-        self._home.clear()
+        self._homes.clear()
         self.blocks = 0
 
     def _forget(self, parent: Handle) -> None:
         waiting = self._waiting.pop(parent)
         self.blocks -= waiting.blocks
-        for handle, _ in waiting.copies:
-            self._home.pop(handle, None)
+        for handle in {handle for handle, _ in waiting.copies}:
+            homes = self._homes[handle]
+            homes.remove(parent)
+            if not homes:
+                del self._homes[handle]
+
+    def _oldest_with(self, handle: Handle, tier: Tier) -> Handle | None:
+        """The parent, of those waited for the longest, with a live copy of the block among its events."""
+        found = [home for home in self._homes.get(handle, ()) if self._waiting[home].copies[handle, tier]]
+        return min(found, key=lambda home: self._waiting[home].serial, default=None)
 
 
 def _packed(event: BlockStored) -> "array[int] | list[int]":

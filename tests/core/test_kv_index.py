@@ -110,6 +110,23 @@ def test_d45_removals_of_orphans_take_effect_when_they_are_attached() -> None:
     assert idx.stats(W[0]).unknown_removes == 0
 
 
+def test_d45_orphans_about_the_same_blocks_with_different_parents() -> None:
+    idx = index(W[0])
+    idx.apply(W[0], stored([3], T[4:6], parent=2))
+    idx.apply(W[0], stored([2, 3, 4], T[2:], parent=1))
+    idx.apply(W[0], stored([1], T[:2]))
+    assert idx.match(P) == [Match(W[0], 4, 0, 0)]
+    assert idx.stats(W[0]).gpu_copies == 5
+
+
+def test_which_group_decides_is_learned_anew_after_a_clear() -> None:
+    idx = index(W[0])
+    idx.apply(W[0], stored([1], T[:2], group=1, spec_kind="full_attention"))
+    idx.clear(W[0])
+    idx.apply(W[0], stored([1], T[:2], group=0))
+    assert idx.match(P) == [Match(W[0], 1, 0, 0)]
+
+
 def test_d45_too_many_orphans_lose_the_oldest() -> None:
     idx = index(W[0], max_orphans=2)
     idx.apply(W[0], stored([2], T[2:4], parent=1))

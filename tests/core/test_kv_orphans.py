@@ -1,3 +1,5 @@
+import pytest
+
 from extproc.core.kv_orphans import Orphans
 from extproc.core.types import BlockRemoved, BlockStored, Tier
 
@@ -43,11 +45,21 @@ def test_oldest_go_when_there_are_too_many() -> None:
     assert (77 in orphans, orphans.blocks, orphans.dropped) == (False, 4, 11)
 
 
-def test_block_with_two_histories_is_not_believed() -> None:
+def test_one_block_can_wait_in_events_with_different_parents() -> None:
+    """A longer and a shorter event about the same chain: block 3 follows block 2 in both."""
     orphans = Orphans(10)
-    orphans.add(stored(1, parent=5))
-    orphans.add(stored(1, parent=6))
-    assert (5 in orphans, 6 in orphans, orphans.dropped) == (True, False, 1)
+    orphans.add(stored(3, parent=2))
+    orphans.add(stored(2, 3, 4, parent=1))
+    assert orphans.remove(3, Tier.GPU, 0)
+    assert (2 in orphans, 1 in orphans, orphans.blocks) == (False, True, 3)
+    assert orphans.remove(3, Tier.GPU, 0)
+    assert not orphans.remove(3, Tier.GPU, 0)
+    assert [len(event.block_hashes) for event in orphans.take(1)] == [3, 1]
+
+
+def test_block_without_parent_is_refused() -> None:
+    with pytest.raises(ValueError, match="no orphan"):
+        Orphans(10).add(stored(1, parent=None))
 
 
 def test_clear_forgets_all_but_the_count() -> None:
