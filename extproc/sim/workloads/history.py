@@ -2,9 +2,9 @@
 
 Content is named, not stored: a `History` grows by stretches of tokens, each with a key that stands for what
 those tokens are. The chain key of a stretch is a digest of the key before it, the stretch's own and where it
-begins, so it names everything so far. A block is the digest of the chain key of the stretch its last token lies in, and of
-its end position. Two histories therefore share exactly the blocks that end within stretches named alike from
-the very beginning, at whatever block size.
+begins, so it names everything so far. A block is the digest of the chain key of the stretch its last token
+lies in, and of its end position. Two histories therefore share exactly the blocks that end within stretches
+named alike from the very beginning, at whatever block size.
 
 A trace that already names prefixes (each id stands for all tokens up to its end) needs no chaining:
 `prefix_blocks` makes engine blocks of its ids directly.
