@@ -346,6 +346,16 @@ def test_long_runs_match_like_a_block_by_block_walk(size: int) -> None:
     assert idx.match(hashes) == expected
 
 
+def test_uniform_stretches_are_counted_exactly() -> None:
+    idx = index(*W)
+    tokens = list(range(2000))
+    hashes = prompt(tokens)
+    for worker, blocks in zip(W, (1000, 999, 640, 63), strict=True):
+        idx.apply(worker, stored(range(blocks), tokens[: 2 * blocks]))
+    idx.reserve(W[3], hashes[:700])
+    assert [tuple(match[1:3]) for match in idx.match(hashes)] == [(1000, 0), (999, 0), (640, 0), (700, 637)]
+
+
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_index_of_a_recording_equals_the_plain_model(name: str) -> None:
     worker = W[0]

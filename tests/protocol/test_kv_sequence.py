@@ -326,6 +326,18 @@ def test_d47_restart_seen_live_resets_and_rebuilds(survivors: int) -> None:
     assert h.machine.trusted
 
 
+def test_d47_restarted_engine_that_begins_with_the_number_it_ended_with() -> None:
+    h = host()
+    h.connect()
+    h.settle()
+    h.live(h.publisher.publish())
+    h.publisher.restart()
+    h.live(h.publisher.publish())
+    assert h.resets == 1
+    h.settle()
+    assert h.applied == h.truth
+
+
 @pytest.mark.parametrize("count", [0, 3, 10, 11, 40])
 def test_d47_restart_while_disconnected_is_found_whatever_number_it_has_reached(count: int) -> None:
     h = host(10)
