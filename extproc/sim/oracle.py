@@ -11,7 +11,8 @@ where the sum of these is least, in seconds:
     memory   recomputing, at prefill speed, the tokens that do not fit
 
 Greedy: it does not know which requests are going to come, so it is a bound for routers that decide one
-request at a time, and no proof of optimality for whole runs. Blocks that it evicts cost it nothing until they miss.
+request at a time, and no proof of optimality for whole runs. Blocks that it evicts cost it nothing until they
+miss.
 """
 
 from bisect import bisect_left
