@@ -104,6 +104,7 @@ class App:
             on_reset=self.router.on_kv_reset,
             on_trust=self._on_kv_trust,
             clock=self._clock,
+            on_suspend=self._on_kv_suspended,
         )
         self._cleanup.push_async_callback(self._subscriber.close)
         await self._cleanup.enter_async_context(self._scraper)
@@ -232,6 +233,9 @@ class App:
         self.router.on_kv_trust(worker, cause, trusted=trusted)
         self._report(f"KV events of {worker}: {'complete' if trusted else 'not complete'} ({cause})")
 
+    def _on_kv_suspended(self, worker: WorkerId, suspended: bool) -> None:
+        self.router.on_kv_suspended(worker, suspended=suspended)
+
     def _not_ready(self, endpoint: str) -> bool:
         now = self._clock()
         return any(not self.router.table.is_ready(state, now) for state in self.router.table.at(endpoint))
@@ -315,21 +319,16 @@ def kv_sources(member: Member, topic: str) -> list[KvSource]:
     """The KV event streams of a member, one per data-parallel rank."""
     if member.kv_events is None:
         return []
-    host = parse_address(member.endpoint).host
+    # Where the engines connect to us, a wildcard stays one.
+    host = "*" if member.kv_bind else parse_address(member.endpoint).host
     sources = []
     for worker in member.workers():
-        replay = member.kv_replay
-        sources.append(
-            KvSource(
-                worker=worker,
-                endpoint=member.kv_events
-                if member.kv_bind
-                else resolve_kv_endpoint(member.kv_events, host, worker.dp_rank),
-                replay_endpoint=None if replay is None else resolve_kv_endpoint(replay, host, worker.dp_rank),
-                bind=member.kv_bind,
-                topic=topic,
-            )
+        events, replay = (
+            None if template is None else resolve_kv_endpoint(template, host, worker.dp_rank)
+            for template in (member.kv_events, member.kv_replay)
         )
+        if events is not None:
+            sources.append(KvSource(worker, events, replay, member.kv_bind, topic))
     return sources
 
 

@@ -78,11 +78,12 @@ class CandidateBuilder:
         if not request.keyed_prompts:
             return hits, chains
         sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
+        suspended = {state.id for state in states if state.kv_suspended}
         for size in sorted(set(sizes.values())):
             chains[size] = _chains(request, size)
             for hashes in chains[size]:
                 for match in self.index.match(hashes):
-                    if sizes.get(match.worker) == size:
+                    if sizes.get(match.worker) == size and match.worker not in suspended:
                         cached, offloaded = hits.get(match.worker, (0, 0))
                         hits[match.worker] = (
                             cached + match.blocks * size,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from extproc.core.assumed_cache import AssumedCache
 from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
@@ -116,6 +117,7 @@ class Router:
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
         self.ledger = LoadLedger()
         self.index = KvIndex()
+        self.assumed = AssumedCache(self.index)
         self.rates = PrefillRates(self.costs.prefill_tokens_per_s)
         self.outputs = OutputLengths(self.costs.expected_output_tokens)
         self._reconciler = Reconciler(self.ledger)
@@ -204,6 +206,7 @@ class Router:
         for endpoint in _suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
         released = Released(lease, completion, now)
+        self._assume(released)
         self._learn(released)
         return released
 
@@ -217,6 +220,7 @@ class Router:
             gone = Completion(Outcome.LOST, details="worker left")
             released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
             self.index.remove_worker(worker)
+            self.assumed.remove_worker(worker)
             self.rates.forget(worker)
             self._reconciler.forget(worker)
         for worker in change.added:
@@ -228,11 +232,14 @@ class Router:
 
     def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
         """An engine told what it stored and removed."""
+        if worker in self.assumed and self.table.get(worker) is not None:
+            self.assumed.drop(worker)
         for event in events:
             self.index.apply(worker, event)
 
     def on_kv_reset(self, worker: WorkerId) -> None:
         """What the worker held is no longer known."""
+        self.assumed.drop(worker)
         self.index.clear(worker)
 
     def on_kv_trust(self, worker: WorkerId, cause: str, *, trusted: bool) -> None:
@@ -242,8 +249,16 @@ class Router:
             state.kv_trusted = trusted
             state.kv_cause = cause
 
+    def on_kv_suspended(self, worker: WorkerId, *, suspended: bool) -> None:
+        """Whether what events have said of a worker counts for nothing: it may have restarted, empty."""
+        state = self.table.get(worker)
+        if state is not None:
+            state.kv_suspended = suspended
+
     def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> list[Released]:
         """A scrape succeeded. Returns leases that the engine's counts prove lost."""
+        for worker in self.table.restarted(endpoint, by_rank):
+            self.assumed.drop(worker)
         self.table.on_metrics(endpoint, by_rank, now)
         lost: list[str] = []
         for rank, metrics in by_rank.items():
@@ -273,6 +288,24 @@ class Router:
     def _unreserve(self, lease: Lease) -> None:
         for hashes in lease.reserved:
             self.index.unreserve(lease.worker, hashes)
+
+    def _assume(self, released: Released) -> None:
+        """Remember what a worker without KV events has just served."""
+        lease, completion = released.lease, released.completion
+        worker = lease.worker
+        state = self.table.get(worker)
+        if completion.outcome is not Outcome.FINISHED or not lease.reserved or state is None:
+            return
+        if self.index.block_size(worker) is not None or state.generation != lease.generation:
+            return
+        if completion.served_by not in (None, worker.endpoint):
+            return
+        block_size = lease.decision.chosen.block_size
+        if completion.cached_tokens is not None and block_size is not None and lease.sequences == 1:
+            self.assumed.forget(worker, lease.reserved[0][completion.cached_tokens // block_size :])
+        capacity = None if state.metrics is None else state.metrics.num_gpu_blocks
+        for chain in lease.reserved:
+            self.assumed.record(worker, chain, capacity)
 
     def _learn(self, released: Released) -> None:
         lease, completion = released.lease, released.completion

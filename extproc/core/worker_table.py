@@ -25,6 +25,7 @@ class WorkerState:
     unreachable_since: float | None = None
     kv_trusted: bool = False
     kv_cause: str = "no KV events yet"
+    kv_suspended: bool = False  # the connection for KV events was lost: the engine may be another one now
 
     def metrics_age_s(self, now: float) -> float | None:
         """Seconds since the last good scrape; None before the first."""
@@ -108,6 +109,17 @@ class WorkerTable:
             if metrics is not None:
                 state.metrics = metrics
                 state.metrics_at = now
+
+    def restarted(self, endpoint: str, by_rank: Mapping[int, EngineMetrics]) -> tuple[WorkerId, ...]:
+        """Workers whose counters in a new scrape are below the last ones: other processes than before."""
+        out = []
+        for state in self._by_endpoint.get(endpoint, ()):
+            new = by_rank.get(state.id.dp_rank)
+            before = None if state.metrics is None else state.metrics.prompt_tokens
+            after = None if new is None else new.prompt_tokens
+            if before is not None and after is not None and after < before:
+                out.append(state.id)
+        return tuple(out)
 
     def on_scrape_failure(self, endpoint: str) -> bool:
         """A scrape of `endpoint` failed. True when this one made it not ready."""

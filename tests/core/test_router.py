@@ -68,7 +68,7 @@ def test_a_burst_with_one_prefix_neither_scatters_nor_herds():
 def test_a_reservation_ends_with_its_lease():
     router = make_router()
     first = router.schedule(request(PROMPT), 1.0)
-    router.release(first.lease_id, DONE, 2.0)
+    router.release(first.lease_id, Completion(Outcome.CANCELLED), 2.0)
     assert router.schedule(request(PROMPT), 3.0).chosen.cached_tokens == 0
 
 
@@ -311,6 +311,57 @@ def test_identical_inputs_and_seed_give_identical_decisions():
         return out
 
     assert run() == run()
+
+
+def serve(router, tokens, now, *, cached=None):
+    decision = router.schedule(request(tokens), now)
+    router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=cached), now + 0.5)
+    return decision.chosen
+
+
+def test_without_kv_events_what_was_sent_is_remembered():
+    router = make_router(3)
+    first = serve(router, PROMPT, 1.0, cached=0)
+    second = serve(router, PROMPT, 2.0)
+    assert second.worker == first.worker
+    assert second.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
+
+
+def test_the_engines_account_corrects_what_was_assumed():
+    router = make_router(1)
+    serve(router, PROMPT, 1.0, cached=0)
+    other = [*PROMPT[:160], *range(5000, 5100)]
+    assert serve(router, other, 2.0, cached=32).cached_tokens == 160
+    # It had only two blocks then, but has computed the others again since.
+    assert serve(router, other, 3.0).cached_tokens == (len(other) - 1) // BLOCK * BLOCK
+
+
+def test_assumptions_end_with_the_first_event():
+    router = make_router(1)
+    serve(router, PROMPT, 1.0)
+    router.on_kv_events(worker(0), [stored(range(9000, 9032))])
+    assert serve(router, PROMPT, 2.0).cached_tokens == 0
+
+
+def test_assumptions_end_with_a_restart_and_with_membership():
+    router = make_router(1)
+    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=500.0)}, 0.5)
+    serve(router, PROMPT, 1.0)
+    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=3.0)}, 2.0)
+    assert serve(router, PROMPT, 3.0).cached_tokens == 0
+    router.on_membership((), 4.0)
+    router.on_membership(members(1), 5.0)
+    assert serve(router, PROMPT, 6.0).cached_tokens == 0
+
+
+def test_assumptions_have_the_size_of_the_engines_cache():
+    router = make_router(1)
+    router.on_metrics(worker(0).endpoint, {0: metrics(num_gpu_blocks=25)}, 0.5)
+    for n in range(10):
+        serve(router, range(n * 1000, n * 1000 + 200), n + 1.0)
+    assert router.assumed.blocks(worker(0)) == 25
+    assert serve(router, range(200), 20.0).cached_tokens == 0
+    assert serve(router, range(9000, 9200), 21.0).cached_tokens > 0
 
 
 class RouterMachine(RuleBasedStateMachine):

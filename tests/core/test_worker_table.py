@@ -82,3 +82,12 @@ def test_a_subset_restricts_and_an_empty_one_leaves_nobody():
     table = table_of(3)
     assert ready(table, subset=frozenset({worker(1).endpoint, "10.9.9.9:1"})) == [worker(1)]
     assert ready(table, subset=frozenset()) == []
+
+
+def test_counters_that_fall_are_a_restart():
+    table = table_of(2)
+    endpoint = worker(0).endpoint
+    for tokens, expected in ((None, ()), (100.0, ()), (250.0, ()), (40.0, (worker(0),)), (60.0, ())):
+        scrape = {0: metrics(prompt_tokens=tokens)}
+        assert table.restarted(endpoint, scrape) == expected
+        table.on_metrics(endpoint, scrape, 1.0)
