@@ -56,6 +56,7 @@ class App:
         self._clock = time.monotonic
         self._cleanup = contextlib.AsyncExitStack()
         self._members: dict[str, tuple[Member, ...]] = {}
+        self._complaints: dict[WorkerId, str | None] = {}
         self.server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
@@ -198,6 +199,7 @@ class App:
             self._report(f"worker {worker} joined")
         for worker in change.removed:
             self._report(f"worker {worker} left")
+            self._complaints.pop(worker, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         sources = [source for member in members for source in kv_sources(member, self._topics[member.pool])]
         try:
@@ -227,7 +229,7 @@ class App:
             self.service.models_learned(state.member.pool, [card.id for card in cards if card.parent is None])
 
     def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
-        self.router.on_kv_events(worker, events)
+        self.router.on_kv_events(worker, events, self._clock())
 
     def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
         self.router.on_kv_trust(worker, cause, trusted=trusted)
@@ -246,11 +248,21 @@ class App:
         table = self.router.table
         self.health.set_ready(any(table.is_ready(state, now) for state in table.all()))
 
+    def _report_complaints(self) -> None:
+        """Say it once when predictions for a worker begin to fail, and once when they hold again."""
+        now = self._clock()
+        for state in self.router.table.all():
+            complaint = self.router.trust.complaint(state.id, now)
+            if complaint != self._complaints.get(state.id):
+                self._complaints[state.id] = complaint
+                self._report(f"worker {state.id}: {complaint or 'predictions hold again'}")
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             self.service.finish(*self.router.tick(self._clock()))
             self._update_health()
+            self._report_complaints()
 
 
 def load_encoder(pool: Pool) -> PromptEncoder | None:

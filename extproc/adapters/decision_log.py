@@ -37,6 +37,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "active": candidate.active,
         "queued_prefill_tokens": round(candidate.queued_prefill_tokens),
         "metrics_age_s": _ms(candidate.metrics_age_s),
+        "confidence": round(candidate.confidence, 3),
     }
 
 

@@ -8,6 +8,7 @@ from extproc.core.estimators import OutputLengths, PrefillRates
 from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import LoadLedger
+from extproc.core.trust import TrustBook
 from extproc.core.types import Candidate, RoutingRequest, WorkerId
 from extproc.core.worker_table import WorkerState
 
@@ -45,6 +46,7 @@ class CandidateBuilder:
     index: KvIndex
     rates: PrefillRates
     outputs: OutputLengths
+    trust: TrustBook
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
     stale_after_s: float
@@ -120,6 +122,7 @@ class CandidateBuilder:
         metrics = state.fresh_metrics(now, self.stale_after_s)
         cached, offloaded = hit
         uncovered = max(0, request.prompt_tokens - cached - offloaded)
+        confidence = self.trust.confidence(state.id, request.namespace, now) if cached else 1.0
         block_size = self.block_size(state)
         capacity = None
         if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
@@ -128,7 +131,13 @@ class CandidateBuilder:
         if metrics is not None and metrics.running is not None:
             running = max(running, metrics.running)
         cost = price(
-            RequestFacts(request.prompt_tokens, uncovered, offloaded, expected_output, request.sequences),
+            RequestFacts(
+                request.prompt_tokens,
+                uncovered + round((1.0 - confidence) * cached),
+                offloaded,
+                expected_output,
+                request.sequences,
+            ),
             WorkerFacts(
                 prefill_tokens_per_s=self.rates.tokens_per_s(state.id),
                 queued_prefill_ms=load.queued_prefill_ms,
@@ -149,6 +158,7 @@ class CandidateBuilder:
             active=load.active,
             queued_prefill_tokens=load.queued_prefill_tokens,
             metrics_age_s=state.metrics_age_s(now),
+            confidence=confidence,
         )
 
 

@@ -18,6 +18,7 @@ from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import Lease, LoadLedger
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
+from extproc.core.trust import TrustBook, Verdict
 from extproc.core.types import (
     Completion,
     Decision,
@@ -120,12 +121,14 @@ class Router:
         self.assumed = AssumedCache(self.index)
         self.rates = PrefillRates(self.costs.prefill_tokens_per_s)
         self.outputs = OutputLengths(self.costs.expected_output_tokens)
+        self.trust = TrustBook()
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
             ledger=self.ledger,
             index=self.index,
             rates=self.rates,
             outputs=self.outputs,
+            trust=self.trust,
             pools=self._pools,
             costs=self.costs,
             stale_after_s=self.settings.stale_after_s,
@@ -206,6 +209,7 @@ class Router:
         for endpoint in _suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
         released = Released(lease, completion, now)
+        self._audit(released)
         self._assume(released)
         self._learn(released)
         return released
@@ -222,6 +226,7 @@ class Router:
             self.index.remove_worker(worker)
             self.assumed.remove_worker(worker)
             self.rates.forget(worker)
+            self.trust.forget(worker)
             self._reconciler.forget(worker)
         for worker in change.added:
             state = self.table.get(worker)
@@ -230,8 +235,9 @@ class Router:
                 self.index.add_worker(worker, pool.model_revision, pool.tokenizer_revision)
         return change, released
 
-    def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
+    def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent], now: float) -> None:
         """An engine told what it stored and removed."""
+        self.trust.on_events(worker, now)
         if worker in self.assumed and self.table.get(worker) is not None:
             self.assumed.drop(worker)
         for event in events:
@@ -239,6 +245,7 @@ class Router:
 
     def on_kv_reset(self, worker: WorkerId) -> None:
         """What the worker held is no longer known."""
+        self.trust.forget(worker)
         self.assumed.drop(worker)
         self.index.clear(worker)
 
@@ -288,6 +295,31 @@ class Router:
     def _unreserve(self, lease: Lease) -> None:
         for hashes in lease.reserved:
             self.index.unreserve(lease.worker, hashes)
+
+    def _audit(self, released: Released) -> None:
+        """Hold the prediction against what the engine reports; start over where it is disproved."""
+        lease, completion = released.lease, released.completion
+        worker, block_size = lease.worker, lease.decision.chosen.block_size
+        predicted, actual = released.predicted_cached_tokens, completion.cached_tokens
+        state = self.table.get(worker)
+        if predicted is None or actual is None or block_size is None or lease.sequences != 1:
+            return
+        if state is None or completion.served_by not in (None, worker.endpoint):
+            return
+        verdict = self.trust.audit(
+            worker,
+            lease.decision.request.namespace,
+            predicted=predicted,
+            actual=actual,
+            computed_blocks=sum(map(len, lease.reserved)) - actual // block_size,
+            admitted_at=lease.admitted_at,
+            complete=state.kv_trusted,
+            now=released.released_at,
+        )
+        if verdict is not Verdict.FINE:
+            self.index.clear(worker)
+            state.kv_trusted = False
+            state.kv_cause = verdict.value
 
     def _assume(self, released: Released) -> None:
         """Remember what a worker without KV events has just served."""

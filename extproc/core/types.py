@@ -181,6 +181,7 @@ class Candidate:
     active: int  # our own unfinished requests there
     queued_prefill_tokens: float  # our own admitted prefill not yet computed
     metrics_age_s: float | None
+    confidence: float = 1.0  # share of the predicted hit that the price counts on
 
 
 class Reason(StrEnum):

@@ -111,8 +111,7 @@ class HostedRouter:
 
     def on_kv_events(self, worker: int, events: Sequence[KvEvent], now: float) -> None:
         """See `FleetRouter`."""
-        del now
-        self.router.on_kv_events(self._workers[worker], events)
+        self.router.on_kv_events(self._workers[worker], events, now)
 
     def on_kv_gap(self, worker: int, now: float) -> None:
         """See `FleetRouter`."""

@@ -25,7 +25,7 @@ def router():
         pools={"default": PoolFacts(NAMESPACE.model_revision, NAMESPACE.tokenizer_revision)},
     )
     router.on_membership(members(2), 0.0)
-    router.on_kv_events(worker(1), [stored(PROMPT[:96])])
+    router.on_kv_events(worker(1), [stored(PROMPT[:96])], 0.0)
     return router
 
 

@@ -6,6 +6,7 @@ from extproc.core.estimators import OutputLengths, PrefillRates
 from extproc.core.hashing import token_array
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import LoadLedger
+from extproc.core.trust import TrustBook
 from extproc.core.types import BlockStored, Tier
 from extproc.core.worker_table import WorkerTable
 from tests.support.core import BLOCK, decision, members, metrics, request, stored, worker
@@ -23,6 +24,7 @@ class Fleet:
             index=KvIndex(),
             rates=PrefillRates(1000.0),
             outputs=OutputLengths(100.0),
+            trust=TrustBook(),
             pools={"default": PoolFacts(block_size=block_size)},
             costs=costs,
             stale_after_s=5.0,
@@ -44,6 +46,16 @@ def test_cached_offloaded_and_uncovered_add_up_to_the_prompt():
     assert (zero.cached_tokens, zero.offloaded_tokens) == (64, 64)
     assert zero.cached_tokens + zero.offloaded_tokens + zero.uncovered_tokens == len(PROMPT)
     assert candidates[worker(1)].uncovered_tokens == len(PROMPT)
+
+
+def test_pitfall_47_a_suspended_worker_claims_nothing_and_forgets_nothing():
+    fleet = Fleet()
+    fleet.builder.index.apply(worker(0), stored(PROMPT[:64]))
+    state = fleet.table.get(worker(0))
+    for suspended, cached in ((True, 0), (False, 64)):
+        state.kv_suspended = suspended
+        candidates, _ = fleet.build(request(PROMPT))
+        assert candidates[worker(0)].cached_tokens == cached
 
 
 def test_a_batch_is_matched_prompt_by_prompt():

@@ -39,7 +39,7 @@ PROMPT = list(range(1, 330))
 
 def test_a_warm_prefix_is_found_and_its_length_predicted():
     router = make_router()
-    router.on_kv_events(worker(1), [stored(PROMPT)])
+    router.on_kv_events(worker(1), [stored(PROMPT)], 0.0)
     decision = router.schedule(request(PROMPT), 1.0)
     assert decision.chosen.worker == worker(1)
     assert decision.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
@@ -74,15 +74,15 @@ def test_a_reservation_ends_with_its_lease():
 
 def test_pitfall_43_cleared_blocks_are_not_matched():
     router = make_router()
-    router.on_kv_events(worker(1), [stored(PROMPT), AllBlocksCleared()])
+    router.on_kv_events(worker(1), [stored(PROMPT), AllBlocksCleared()], 0.0)
     assert router.schedule(request(PROMPT), 1.0).chosen.cached_tokens == 0
 
 
 def test_pitfall_41_only_contiguous_prefixes_count():
     router = make_router()
     a, b = list(range(1, 17)), list(range(101, 117))
-    router.on_kv_events(worker(0), [stored(a)])
-    router.on_kv_events(worker(1), [stored(b)])
+    router.on_kv_events(worker(0), [stored(a)], 0.0)
+    router.on_kv_events(worker(1), [stored(b)], 0.0)
     assert router.schedule(request([*b, *a, 5]), 1.0).chosen.worker == worker(1)
 
 
@@ -99,7 +99,7 @@ def test_pitfall_40_nothing_is_claimed_below_one_full_block():
 
 def test_pitfall_39_the_engines_block_size_wins_over_the_configured_one():
     router = make_router(1)
-    router.on_kv_events(worker(0), [stored(PROMPT, block_size=64)])
+    router.on_kv_events(worker(0), [stored(PROMPT, block_size=64)], 0.0)
     decision = router.schedule(request(PROMPT), 1.0)
     assert decision.chosen.block_size == 64
     assert decision.chosen.cached_tokens == 320
@@ -118,7 +118,7 @@ def test_pitfall_60_idle_workers_share_distinct_prompts():
 
 def test_pitfall_62_a_light_load_does_not_throw_affinity_away():
     router = make_router(2)
-    router.on_kv_events(worker(1), [stored(PROMPT)])
+    router.on_kv_events(worker(1), [stored(PROMPT)], 0.0)
     router.schedule(request(range(5000, 5050), subset=frozenset({worker(1).endpoint})), 1.0)
     assert router.schedule(request(PROMPT), 2.0).chosen.worker == worker(1)
 
@@ -129,7 +129,7 @@ def test_pitfall_66_a_chat_stays_with_its_replica():
     for turn in range(10):
         decision = router.schedule(request(tokens), float(turn))
         workers.append(decision.chosen.worker)
-        router.on_kv_events(decision.chosen.worker, [stored(tokens, first_handle=handle)])
+        router.on_kv_events(decision.chosen.worker, [stored(tokens, first_handle=handle)], 0.0)
         handle += 1000
         router.release(decision.lease_id, DONE, turn + 0.5)
         tokens += range(10_000 * (turn + 1), 10_000 * (turn + 1) + 40)
@@ -138,7 +138,7 @@ def test_pitfall_66_a_chat_stays_with_its_replica():
 
 def test_an_idle_cold_worker_beats_a_warm_one_with_a_long_queue():
     router = make_router(2)
-    router.on_kv_events(worker(0), [stored(PROMPT)])
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
     only = frozenset({worker(0).endpoint})
     for n in range(4):
         router.schedule(request(range(9000 + n, 12_000 + n), subset=only), 1.0)
@@ -188,7 +188,7 @@ def test_pitfall_57_no_load_is_charged_without_a_pick():
 
 def test_a_failed_worker_gets_nothing_until_it_is_back():
     router = make_router(2)
-    router.on_kv_events(worker(0), [stored(PROMPT)])
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
     first = router.schedule(request(PROMPT), 1.0)
     failed = Completion(Outcome.FAILED, served_by=worker(0).endpoint)
     router.release(first.lease_id, failed, 1.5)
@@ -208,7 +208,7 @@ def test_a_retry_elsewhere_makes_the_first_choice_suspect():
 def test_membership_changes_release_and_fence():
     router = make_router(1)
     decision = router.schedule(request(PROMPT), 1.0)
-    router.on_kv_events(worker(0), [stored(PROMPT)])
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
     _, released = router.on_membership((), 2.0)
     assert [r.completion.outcome for r in released] == [Outcome.LOST]
     router.on_membership(members(1), 3.0)
@@ -286,7 +286,7 @@ def test_data_parallel_ranks_are_separate_workers_behind_one_endpoint():
     router = make_router(0)
     router.on_membership([Member("h:1", dp_size=2)], 0.0)
     rank1 = Member("h:1", dp_size=2).workers()[1]
-    router.on_kv_events(rank1, [stored(PROMPT)])
+    router.on_kv_events(rank1, [stored(PROMPT)], 0.0)
     decision = router.schedule(request(PROMPT), 1.0)
     assert decision.chosen.worker == rank1
     assert fallbacks(decision, 3) == ("h:1",)
@@ -294,7 +294,7 @@ def test_data_parallel_ranks_are_separate_workers_behind_one_endpoint():
 
 def test_salted_requests_do_not_meet_unsalted_blocks():
     router = make_router(1)
-    router.on_kv_events(worker(0), [stored(PROMPT)])
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
     salted = request(PROMPT, namespace=request().namespace._replace(cache_salt="s"))
     assert router.schedule(salted, 1.0).chosen.cached_tokens == 0
 
@@ -339,7 +339,7 @@ def test_the_engines_account_corrects_what_was_assumed():
 def test_assumptions_end_with_the_first_event():
     router = make_router(1)
     serve(router, PROMPT, 1.0)
-    router.on_kv_events(worker(0), [stored(range(9000, 9032))])
+    router.on_kv_events(worker(0), [stored(range(9000, 9032))], 0.0)
     assert serve(router, PROMPT, 2.0).cached_tokens == 0
 
 
@@ -362,6 +362,39 @@ def test_assumptions_have_the_size_of_the_engines_cache():
     assert router.assumed.blocks(worker(0)) == 25
     assert serve(router, range(200), 20.0).cached_tokens == 0
     assert serve(router, range(9000, 9200), 21.0).cached_tokens > 0
+
+
+def test_a_worker_whose_events_stop_is_learned_anew_and_others_are_not_touched():
+    router = make_router(2)
+    for n in range(2):
+        router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
+        router.on_kv_trust(worker(n), "complete", trusted=True)
+    only = frozenset({worker(0).endpoint})
+    for n in range(3):  # computes blocks, tells of none
+        decision = router.schedule(request(range(n * 9000, n * 9000 + 300), subset=only), 1.0 + n)
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
+    assert router.index.stats(worker(0)).blocks == 0
+    assert "stopped" in router.table.get(worker(0)).kv_cause
+    assert router.schedule(request(PROMPT), 5.0).chosen.worker == worker(1)
+    # What it has served since then is remembered.
+    assert router.schedule(request(range(18_000, 18_300), subset=only), 6.0).chosen.cached_tokens > 0
+
+
+def test_a_hit_that_keeps_failing_is_priced_lower_but_still_reported():
+    router = make_router(2)
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
+    router.on_kv_trust(worker(0), "complete", trusted=True)
+    before = next(c for c in router.schedule(request(PROMPT), 0.5).candidates if c.worker == worker(0))
+    for n in range(6):
+        decision = router.schedule(request(PROMPT, subset=frozenset({worker(0).endpoint})), 1.0 + n)
+        router.on_kv_events(
+            worker(0), [stored(range(n * 777, n * 777 + 20), first_handle=10_000 + n)], 1.2 + n
+        )
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
+    after = next(c for c in router.schedule(request(PROMPT), 9.0).candidates if c.worker == worker(0))
+    assert after.cached_tokens == before.cached_tokens
+    assert after.confidence == 0.0
+    assert after.cost.prefill_ms > before.cost.prefill_ms
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -410,7 +443,9 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 2), prompt=st.integers(0, 3))
     def events(self, n, prompt):
         self.router.on_kv_events(
-            worker(n), [stored(range(prompt * 1000, prompt * 1000 + 96), first_handle=prompt * 100)]
+            worker(n),
+            [stored(range(prompt * 1000, prompt * 1000 + 96), first_handle=prompt * 100)],
+            self.now,
         )
 
     @rule(n=st.integers(0, 2), running=st.integers(0, 3))
