@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "check": "extproc.cli.check",
     "envoy-config": "extproc.cli.envoy_config",
     "engine": "extproc.cli.engine",
+    "simulate": "extproc.cli.simulate",
 }
 
 

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours come from the page's CSS: series i has class `s{i}` (line) or `f{i}` (area)."""
+"""Charts as inline SVG. Colours are CSS classes of the page: series i has `s{i}` (line) or `f{i}` (area)."""
 
 import math
 from collections.abc import Sequence

@@ -1,0 +1,8 @@
+"""Policies the simulator knows by itself: our router's, and a bound."""
+
+from extproc.sim.hosted_router import OURS
+from extproc.sim.oracle import Oracle
+from extproc.sim.routing import RouterMaker
+
+POLICIES: dict[str, RouterMaker] = {**OURS, "oracle": Oracle}
+"""By name. Peers register elsewhere: see `extproc.sim.routing.RouterMaker`."""
