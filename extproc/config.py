@@ -12,7 +12,9 @@ from extproc.core.policies import POLICIES
 from extproc.core.router import RouterSettings
 
 Seconds = Annotated[float, Field(gt=0)]
-PolicyName = Literal["token-load", "least-load", "session-affinity", "kv-affinity", "round-robin"]
+PolicyName = Literal[
+    "token-load", "prefix-affinity", "session-affinity", "least-load", "kv-affinity", "round-robin"
+]
 
 
 class ConfigError(WarmrouteError):
@@ -150,6 +152,13 @@ class Cost(_Section):
     tie_ms: Annotated[float, Field(ge=0)] = Field(
         _COST.tie_ms, description="costs closer than this (or than 2 %) are equal"
     )
+    max_extra_ttft_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.max_extra_ttft_ms,
+        description="a warm worker may be this much worse in predicted TTFT than the best cold one",
+    )
+    max_warm_wait_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.max_warm_wait_ms, description="with a longer queue, warmth does not count against a faster one"
+    )
 
     def settings(self) -> CostSettings:
         """The core's form of it."""
@@ -201,9 +210,7 @@ class Config(_Section):
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
     pools: Annotated[list[Pool], Field(min_length=1)]
-    policy: PolicyName = Field(
-        "token-load", description="token-load, least-load, session-affinity, kv-affinity or round-robin"
-    )
+    policy: PolicyName = Field("token-load", description="one of those below")
     session_header: str = Field(
         "x-session-id", description="request header that names the session, for session-affinity"
     )

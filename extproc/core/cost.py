@@ -33,6 +33,8 @@ class CostSettings:
             by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
         expected_output_tokens: generated tokens per request until learned.
         tie_ms: costs closer than this (or than 2 %) are equal.
+        max_extra_ttft_ms: a warm worker may be worse than the best cold one by this much predicted TTFT.
+        max_warm_wait_ms: with a longer queue, warmth no longer counts against a faster cold worker.
     """
 
     prefill_tokens_per_s: float = 8_000.0
@@ -43,6 +45,8 @@ class CostSettings:
     interference: float = 0.25
     expected_output_tokens: float = 128.0
     tie_ms: float = 1.0
+    max_extra_ttft_ms: float = 2_000.0
+    max_warm_wait_ms: float = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ class Reason(StrEnum):
     WARM_PARTIAL = "warm-partial"
     COLD_IDLE = "cold-idle"
     COLD_BUSY = "cold-busy"
+    WARM_DENIED_WAIT = "warm-denied-wait"  # a warm worker was not worth its wait
     LOAD_ONLY = "load-only"
     ROUND_ROBIN = "round-robin"
     SESSION = "session"

@@ -65,6 +65,21 @@ def test_a_burst_with_one_prefix_neither_scatters_nor_herds():
     assert max(counts.values()) < 0.6 * 120
 
 
+def test_five_hundred_equal_prompts_at_once_spread_and_still_hit():
+    router = make_router(3)
+    chosen = [
+        router.schedule(request(range(1, 8001), request_id=str(n), max_output=200), 1.0).chosen
+        for n in range(500)
+    ]
+    counts = Counter(candidate.worker for candidate in chosen)
+    assert len(counts) == 3
+    assert max(counts.values()) <= 0.45 * 500
+    computed = [candidate for candidate in chosen if candidate.cached_tokens == 0]
+    assert len(computed) <= 3
+    cached = sum(candidate.cached_tokens for candidate in chosen)
+    assert cached / (8000 * (500 - len(computed))) > 0.9
+
+
 def test_a_reservation_ends_with_its_lease():
     router = make_router()
     first = router.schedule(request(PROMPT), 1.0)

@@ -3,12 +3,14 @@
 from extproc.core.policies.base import Policy
 from extproc.core.policies.kv_affinity import KvAffinity
 from extproc.core.policies.least_load import LeastLoad
+from extproc.core.policies.prefix_affinity import PrefixAffinity
 from extproc.core.policies.round_robin import RoundRobin
 from extproc.core.policies.session_affinity import SessionAffinity
 from extproc.core.policies.token_load import TokenLoad
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (TokenLoad, LeastLoad, SessionAffinity, KvAffinity, RoundRobin)
+    policy.name: policy
+    for policy in (TokenLoad, PrefixAffinity, SessionAffinity, LeastLoad, KvAffinity, RoundRobin)
 }
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "KvAffinity",
     "LeastLoad",
     "Policy",
+    "PrefixAffinity",
     "RoundRobin",
     "SessionAffinity",
     "TokenLoad",

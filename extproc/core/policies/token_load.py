@@ -15,7 +15,12 @@ class TokenLoad(Policy):
     Formula: order by `CostBreakdown.total_ms` (see `extproc.core.cost`). Candidates whose total lies
     within `max(tie_ms, 2 %)` of the best are equally good; among them the longest predicted hit goes
     first, then fewest active requests, then chance.
-    Inputs: the four cost terms. Defaults: `tie_ms` 1.
+
+    Warmth is bounded: a warm worker is denied when the first token there is predicted to come more than
+    `max_extra_ttft_ms` after that on the best cold worker, or when its queue is longer than
+    `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then.
+
+    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 2,000, `max_warm_wait_ms` 10,000.
     """
 
     name = "token-load"
@@ -33,4 +38,29 @@ class TokenLoad(Policy):
             ordered[:equal] = sorted(
                 ordered[:equal], key=lambda c: (-c.cached_tokens - c.offloaded_tokens, c.active)
             )
-        return ordered, warmth(request, ordered[0])
+        return self._bounded(request, ordered)
+
+    def _bounded(self, request: RoutingRequest, ordered: list[Candidate]) -> tuple[list[Candidate], Reason]:
+        """`ordered` with warm candidates that are not worth their wait behind all others."""
+        colds = [c.cost.ttft_ms for c in ordered if not _is_warm(c)]
+        if not colds or not _is_warm(ordered[0]):
+            return ordered, warmth(request, ordered[0])
+        cold = min(colds)
+        settings = self._settings
+
+        def denied(c: Candidate) -> bool:
+            if not _is_warm(c):
+                return False
+            extra = c.cost.ttft_ms - cold
+            return extra > settings.max_extra_ttft_ms or (
+                extra > 0.0 and c.cost.queue_ms > settings.max_warm_wait_ms
+            )
+
+        if not denied(ordered[0]):
+            return ordered, warmth(request, ordered[0])
+        ordered = [c for c in ordered if not denied(c)] + [c for c in ordered if denied(c)]
+        return ordered, Reason.WARM_DENIED_WAIT
+
+
+def _is_warm(candidate: Candidate) -> bool:
+    return candidate.cached_tokens + candidate.offloaded_tokens > 0

@@ -52,3 +52,46 @@ def test_reasons():
 def test_the_same_seed_gives_the_same_order():
     candidates = [candidate(n) for n in range(8)]
     assert order(*candidates, seed=5) == order(*candidates, seed=5)
+
+
+def timed(n, *, queue, prefill, cached=0, decode=0.0):
+    return candidate(n, cached=cached, uncovered=40, cost=CostBreakdown(queue, prefill, decode, 0.0))
+
+
+def bounded(*candidates, **settings):
+    policy = TokenLoad(CostSettings(**settings))
+    ordered, reason = policy.order(ASK, candidates, Random(1))
+    return ordered[0].worker, reason
+
+
+def test_a_warm_worker_may_be_worse_than_the_best_cold_one_by_the_bound_only():
+    # The cold worker decodes so many that it is dearer in total, but its first token comes sooner.
+    cold = timed(1, queue=0.0, prefill=500.0, decode=9000.0)
+    assert bounded(timed(0, queue=1000.0, prefill=40.0, cached=160), cold, max_extra_ttft_ms=600.0) == (
+        worker(0),
+        Reason.WARM_PARTIAL,
+    )
+    assert bounded(timed(0, queue=1000.0, prefill=40.0, cached=160), cold, max_extra_ttft_ms=500.0) == (
+        worker(1),
+        Reason.WARM_DENIED_WAIT,
+    )
+
+
+def test_after_the_maximum_wait_warmth_no_longer_counts():
+    cold = timed(1, queue=0.0, prefill=4000.0, decode=9000.0)
+    warm = timed(0, queue=5000.0, prefill=40.0, cached=160)
+    assert bounded(warm, cold, max_warm_wait_ms=6000.0)[0] == worker(0)
+    assert bounded(warm, cold, max_warm_wait_ms=4500.0) == (worker(1), Reason.WARM_DENIED_WAIT)
+
+
+def test_a_denied_worker_stays_a_fallback():
+    cold, warm = (
+        timed(1, queue=0.0, prefill=5.0, decode=9000.0),
+        timed(0, queue=5000.0, prefill=4.0, cached=160),
+    )
+    ordered, _ = POLICY.order(ASK, [warm, cold], Random(1))
+    assert [c.worker for c in ordered] == [worker(1), worker(0)]
+
+
+def test_with_only_warm_workers_there_is_no_bound_to_keep():
+    assert bounded(timed(0, queue=90_000.0, prefill=1.0, cached=160))[0] == worker(0)
