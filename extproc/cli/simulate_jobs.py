@@ -57,7 +57,8 @@ def peers() -> dict[str, RouterMaker]:
         if error.name is not None and _PEERS.startswith(error.name):
             return {}
         raise
-    found: dict[str, RouterMaker] = module.PEERS
+    # A folder without its __init__ is a package too, an empty one.
+    found: dict[str, RouterMaker] = getattr(module, "PEERS", {})
     return found
 
 
@@ -70,13 +71,15 @@ def policy_maker(name: str) -> RouterMaker:
     Raises:
         WarmrouteError: there is none of that name.
     """
-    known = {**peers(), **POLICIES}
-    if name in known:
-        return known[name]
+    if name in POLICIES:
+        return POLICIES[name]
+    others = peers()
+    if name in others:
+        return others[name]
     module, colon, factory = name.partition(":")
     if not colon:
         raise WarmrouteError(
-            f"no policy is called {name!r}; choose from {', '.join(known)}, or module:factory"
+            f"no policy is called {name!r}; choose from {', '.join((*POLICIES, *others))}, or module:factory"
         )
     try:
         maker: RouterMaker = getattr(importlib.import_module(module), factory)
