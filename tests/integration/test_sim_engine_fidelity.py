@@ -28,6 +28,8 @@ BLOCKS = 40
 CHUNK = 160
 """Token budget of a step: long prompts take several."""
 
+REQUESTS = 300
+
 Move = tuple[str, int | None]
 """What happened to a block: stored, removed or cleared, and the chain hash of its tokens."""
 
@@ -156,8 +158,8 @@ def test_the_modelled_cache_is_the_real_one_under_eviction(vllm_pool: VllmPool) 
     cached: list[tuple[int, int]] = []
     traffic = Traffic(seed=11)
     now = 0.0
-    for index in range(120):
-        if index == 60:
+    for index in range(REQUESTS):
+        if index == REQUESTS // 2:
             assert replica.post("/reset_prefix_cache", None) == {"success": model.reset_prefix_cache()}
         number, prompt, length, salt = traffic.next()
         body = {"model": "tiny", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
@@ -182,13 +184,13 @@ def test_the_modelled_cache_is_the_real_one_under_eviction(vllm_pool: VllmPool) 
         cached.append((done.cached_tokens, answer["usage"]["prompt_tokens_details"]["cached_tokens"]))
 
     assert [one for one in enumerate(cached) if one[1][0] != one[1][1]] == []
-    assert sum(real > 0 for _, real in cached) > 40
+    assert sum(real > 0 for _, real in cached) > 100
     real = real_moves(replica)
     replica.kill()
     assert Counter(move for batch in ours for move in batch) == Counter(
         move for batch in real for move in batch
     )
     kinds = Counter(kind for batch in real for kind, _ in batch)
-    assert kinds["removed"] > 100
+    assert kinds["removed"] > 500
     assert kinds["cleared"] == 1
     assert ours == real
