@@ -1,0 +1,1 @@
+"""The whole stack under load, against plain proxies and other routers on the same engines."""
