@@ -24,7 +24,9 @@ from extproc.protocol.kv_sequence import (
     KvSequence,
     RequestReplay,
     Reset,
+    Resume,
     SequenceLimits,
+    Suspend,
     TrustChanged,
 )
 
@@ -36,6 +38,8 @@ _DEFAULT_LIMITS = SequenceLimits()
 OnEvents = Callable[[WorkerId, Sequence[KvEvent]], None]
 OnReset = Callable[[WorkerId], None]
 OnTrust = Callable[[WorkerId, bool, str], None]
+OnSuspend = Callable[[WorkerId, bool], None]
+_Callbacks = tuple[OnEvents, OnReset, OnTrust, OnSuspend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class KvSubscriber:
         on_trust: whether the events of a worker are complete, and why that changed.
         clock: monotonic seconds.
         limits: timeouts and buffer sizes.
+        on_suspend: whether what events have said about a worker counts for nothing at the moment.
     """
 
     def __init__(
@@ -105,8 +110,9 @@ class KvSubscriber:
         on_trust: OnTrust,
         clock: Callable[[], float],
         limits: SequenceLimits = _DEFAULT_LIMITS,
+        on_suspend: OnSuspend = lambda _worker, _suspended: None,
     ) -> None:
-        self._callbacks = (on_events, on_reset, on_trust)
+        self._callbacks = (on_events, on_reset, on_trust, on_suspend)
         self._clock = clock
         self._limits = limits
         self._context = zmq.asyncio.Context()
@@ -160,7 +166,7 @@ class _Subscription:
         self,
         context: zmq.asyncio.Context,
         source: KvSource,
-        callbacks: tuple[OnEvents, OnReset, OnTrust],
+        callbacks: _Callbacks,
         clock: Callable[[], float],
         limits: SequenceLimits,
     ) -> None:
@@ -270,13 +276,13 @@ class _Publisher:
         self,
         context: zmq.asyncio.Context,
         source: KvSource,
-        callbacks: tuple[OnEvents, OnReset, OnTrust],
+        callbacks: _Callbacks,
         clock: Callable[[], float],
         limits: SequenceLimits,
     ) -> None:
         self.source = source
         self._context = context
-        self._on_events, self._on_reset, self._on_trust = callbacks
+        self._on_events, self._on_reset, self._on_trust, self._on_suspend = callbacks
         self._clock = clock
         self._machine = KvSequence(replay=source.replay_endpoint is not None, limits=limits)
         self._lock = asyncio.Lock()
@@ -324,13 +330,19 @@ class _Publisher:
                         started = self._clock()
                 case RequestReplay(from_seq):
                     self._ask(from_seq)
-                case Reset():
+                case _:
                     for worker in self._workers:
-                        self._on_reset(worker)
-                case TrustChanged(trusted, cause):
-                    for worker in self._workers:
-                        self._on_trust(worker, trusted, cause)
+                        self._tell(worker, action)
         self._set_alarm()
+
+    def _tell(self, worker: WorkerId, news: Reset | TrustChanged | Suspend | Resume) -> None:
+        match news:
+            case Reset():
+                self._on_reset(worker)
+            case TrustChanged(trusted, cause):
+                self._on_trust(worker, trusted, cause)
+            case Suspend() | Resume():
+                self._on_suspend(worker, isinstance(news, Suspend))
 
     def _apply(self, seq: int, payload: bytes) -> list[Action]:
         try:

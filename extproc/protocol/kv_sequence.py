@@ -27,6 +27,11 @@ sent). Both hold: trusted. A hole that cannot be filled, a payload that cannot b
 restart: not trusted, with the cause. Untrusted content is still good for guessing. An empty answer alone
 proves nothing, since a publisher may be set to keep nothing.
 
+*Suspended.* A lost connection most often is an engine that died, and the one that answers next may be
+empty. So what has been said counts for nothing (Suspend) from the loss until the engine is known to be the
+same or the index was reset (Resume): by the answer to the first question, or by a live message that carries
+on from what is known.
+
 *Checks.* Every `check_interval_s` the end is asked for again, so that a message lost just before a silence
 (or a restart nobody noticed) is found. Live messages go on being applied meanwhile. If there is a hole
 because nobody answered when it was found, the check asks for that too, and if it can be had now, starts over.
@@ -96,7 +101,17 @@ class TrustChanged:
     cause: str
 
 
-Action = Apply | RequestReplay | Reset | TrustChanged
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Do not predict from what this publisher has said: it may be gone. Keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What this publisher has said counts again, as far as it was not reset."""
+
+
+Action = Apply | RequestReplay | Reset | TrustChanged | Suspend | Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +160,7 @@ class KvSequence:
         self._waiting: list[tuple[int, bytes]] = []
         self._waiting_bytes = 0
         self._deadline: float | None = None
+        self._unproven = self._suspended = False
         self._trusted = False
         self._cause = self._told = "not connected yet"
 
@@ -185,6 +201,7 @@ class KvSequence:
         self.state = State.IDLE
         self._deadline = None
         self._joined = False
+        self._unproven = self.last >= 0
         self._cause = "disconnected"
         return self._settled([])
 
@@ -209,9 +226,10 @@ class KvSequence:
             self._wait(seq, payload)
         elif seq == self.last:
             self._joined = True  # a replay was faster
+            self._unproven = False
         elif seq == self.last + 1:
             self._apply(seq, payload, actions)
-            self._joined = True
+            self._joined, self._unproven = True, False
         elif seq > self.last:
             self._gap(seq, payload, now, actions)
         elif seq not in self._prints and self.state is State.LIVE:
@@ -336,6 +354,7 @@ class KvSequence:
             if known != hash(payload):
                 self._restarted(f"message {seq} is another one now", now, actions)
                 return False
+            self._unproven = False
             if self.state is State.REJOINING:
                 self.state = State.FILLING
         elif seq > self._asked_last and (first or self.state is State.REJOINING):
@@ -355,7 +374,7 @@ class KvSequence:
         else:
             self._skip_to(seq, f"messages {self.last + 1} to {seq - 1} are lost: there is no replay endpoint")
             self._apply(seq, payload, actions)
-            self._joined = True
+            self._joined, self._unproven = True, False
 
     def _end_fill(self, now: float, actions: list[Action]) -> None:
         self._drain(actions, skip_holes=False)
@@ -404,6 +423,7 @@ class KvSequence:
 
     def _forget(self) -> None:
         self.last = self._asked_last = -1
+        self._unproven = False
         self._hole = None
         self._prints.clear()
         self._newest = None
@@ -452,7 +472,10 @@ class KvSequence:
         self._cause = cause
 
     def _settled(self, actions: list[Action]) -> list[Action]:
-        """Tell when the trust, or the reason for distrust, has changed."""
+        """Tell what has changed: the trust, the reason for distrust, whether the content counts at all."""
+        if self._unproven != self._suspended:
+            self._suspended = self._unproven
+            actions.append(Suspend() if self._unproven else Resume())
         whole = self._cleared or self._whole_since == 0
         trusted = whole and self._joined and self.state in _LIVE
         if trusted:

@@ -13,8 +13,10 @@ from extproc.protocol.kv_sequence import (
     KvSequence,
     RequestReplay,
     Reset,
+    Resume,
     SequenceLimits,
     State,
+    Suspend,
     TrustChanged,
 )
 
@@ -53,6 +55,7 @@ class Host:
         self.applied: list[bytes] = []
         self.trust: list[TrustChanged] = []
         self.resets = 0
+        self.suspended = False
         self.request: int | None = None
 
     def take(self, actions: list[Action]) -> None:
@@ -67,6 +70,9 @@ class Host:
                     self.resets += 1
                 case TrustChanged():
                     self.trust.append(action)
+                case Suspend() | Resume():
+                    assert self.suspended != isinstance(action, Suspend)
+                    self.suspended = isinstance(action, Suspend)
 
     def connect(self) -> None:
         self.take(self.machine.connected(self.now))
@@ -368,6 +374,52 @@ def test_d47_new_engine_whose_message_bears_the_next_number_is_found_on_reconnec
     h.settle()
     assert h.resets == 1
     assert h.applied == h.truth
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_d47_after_a_lost_connection_nothing_counts_until_it_is_known_who_is_there(restarted: bool) -> None:
+    h = host(10)
+    h.connect()
+    h.settle()
+    assert not h.suspended
+    h.take(h.machine.disconnected(h.now))
+    assert h.suspended
+    if restarted:
+        h.publisher.restart()
+    h.connect()
+    assert h.suspended
+    h.answer()
+    assert not h.suspended
+    assert bool(h.applied) != restarted
+
+
+def test_nothing_known_is_nothing_to_suspend() -> None:
+    h = host()
+    h.connect()
+    h.take(h.machine.disconnected(h.now))
+    assert not h.suspended
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("missed", [0, 3])
+def test_without_an_answer_the_next_live_message_tells_who_is_there(replay: bool, missed: int) -> None:
+    h = host(replay=replay)
+    h.connect()
+    if replay:
+        h.settle()
+    h.live(h.publisher.publish())
+    h.take(h.machine.disconnected(h.now))
+    h.connect()
+    while h.machine.state is not State.LIVE:
+        h.wait()
+    assert h.suspended
+    for _ in range(missed):
+        h.publisher.publish()
+    h.live(h.publisher.publish())
+    if replay and missed:
+        h.settle()
+    assert not h.suspended
+    assert h.resets == 0
 
 
 def test_reconnect_to_the_same_engine_keeps_the_index() -> None:
