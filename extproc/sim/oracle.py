@@ -7,7 +7,8 @@ where the sum of these is least, in seconds:
     wait     the step in flight, and the prefill of everything that waits there
     prefill  its own uncovered tokens, counting what prompts before it in the queue are about to cache
     decode   its own steps beside the sequences that will still be running then
-    harm     what its prefill delays the sequences running there, and its decoding slows them
+    harm     what its prefill delays the sequences running there and one that may come next, and what its
+             decoding slows them
     memory   recomputing, at prefill speed, the tokens that do not fit
 
 Greedy: it does not know which requests are going to come, so it is a bound for routers that decide one
@@ -131,7 +132,7 @@ class Oracle(NullRouter):
         )
         decode_own_ms = output * (time.base_ms + per_step) + others_ms
         own_ms = todo * time.prefill_ms_per_token + own_pairs * time.attention_ms_per_pair
-        harm_ms = own_ms * len(decoding) + beside * per_step
+        harm_ms = own_ms * (len(decoding) + 1) + beside * per_step
         capacity = (self._config.num_gpu_blocks - 1) * size
         excess = max(0.0, held + request.prompt_tokens + output - capacity)
         total_ms = first_ms + decode_own_ms + harm_ms + excess * time.prefill_ms_per_token
