@@ -1,0 +1,117 @@
+import argparse
+import json
+import shlex
+
+import pytest
+
+from extproc.cli import main, simulate
+from extproc.core.errors import WarmrouteError
+
+QUICK = (
+    "simulate",
+    "--quiet",
+    "--workload",
+    "documents",
+    "--limit",
+    "30",
+    "--policies",
+    "round-robin,oracle",
+)
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    simulate.configure(parser)
+    return parser.parse_args(arguments)
+
+
+def test_it_prints_a_table_and_writes_json_and_html(tmp_path, capsys):
+    json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
+    assert main([*QUICK, "--json", str(json_file), "--html", str(html_file)]) == 0
+    report = json.loads(json_file.read_text())
+    assert (report["workload"], report["replicas"], report["seed"]) == ("documents", 4, 0)
+    assert [result["policy"] for result in report["results"]] == ["round-robin", "oracle"]
+    assert all(result["requests"] == 30 for result in report["results"])
+    assert report["skipped"] == {}
+    page = html_file.read_text()
+    assert page.startswith("<!doctype html>")
+    assert "--policies round-robin,oracle" in page
+    shown = capsys.readouterr().out
+    assert "round-robin" in shown
+    assert "TTFT p50" in shown
+
+
+def test_one_seed_gives_one_json_to_the_byte(tmp_path):
+    for name in ("a", "b"):
+        assert main([*QUICK, "--kv-loss", "0.1", "--seed", "7", "--json", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert main([*QUICK, "--kv-loss", "0.1", "--seed", "8", "--json", str(tmp_path / "c")]) == 0
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_rising_load_gives_a_result_per_policy_and_load(tmp_path):
+    assert main([*QUICK, "--rate", "1,50", "--json", str(tmp_path / "a")]) == 0
+    report = json.loads((tmp_path / "a").read_text())
+    assert [(r["rate"], r["policy"]) for r in report["results"]] == [
+        (1.0, "round-robin"),
+        (1.0, "oracle"),
+        (50.0, "round-robin"),
+        (50.0, "oracle"),
+    ]
+    assert [knee["policy"] for knee in report["knees"]] == ["round-robin", "oracle"]
+
+
+def test_the_knee_is_searched(tmp_path):
+    arguments = ("--policies", "round-robin", "--rate", "1", "--knee", "--knee-ttft-ms", "1500")
+    assert main([*QUICK, *arguments, "--json", str(tmp_path / "a")]) == 0
+    report = json.loads((tmp_path / "a").read_text())
+    rates = [result["rate"] for result in report["results"]]
+    assert len(rates) > 2
+    assert rates == sorted(rates)
+    assert report["knees"][0]["rate"] in rates
+
+
+def test_what_there_is_is_listed(capsys):
+    assert main(["simulate", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("rl-rollouts", "token-load", "oracle", "llama-8b-a100"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workload", "nothing"), "no workload is called 'nothing'; choose from"),
+        (("--policies", "nothing"), "no policy is called 'nothing'; choose from"),
+        (("--policies", ","), "names none"),
+        (("--preset", "nothing"), "no preset is called 'nothing'; choose from"),
+        (("--replicas", "0"), "a fleet has at least 1"),
+        (("--knee",), "give --rate or --concurrency"),
+        (("--policies", "no.such.module:make"), "no.such.module:make"),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    with pytest.raises((WarmrouteError, ValueError), match=message):
+        simulate.plan(options(*arguments))
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    assert main([*QUICK, "--json", str(tmp_path / "none" / "a.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--rate", "0"), ("--rate", "1", "--concurrency", "1"), ("--concurrency", "x")]
+)
+def test_wrong_options_are_usage_errors(wrong, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options(*wrong)
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_the_command_reproduces_the_options():
+    given = options(
+        "--workload", "flood", "--rate", "1,2.5", "--no-kv-replay", "--seed", "3", "--replicas", "7"
+    )
+    words = shlex.split(simulate.command(given))
+    assert words[:2] == ["warmroute", "simulate"]
+    assert vars(options(*words[2:])) == vars(given)
