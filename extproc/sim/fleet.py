@@ -46,7 +46,7 @@ class FleetSettings:
         replicas: number of engines.
         engine: each of them.
         network_s: one way, between router and engine; and from router to client, none.
-        scrape_interval_s: how often metrics are read.
+        scrape_interval_s: how often metrics are read, unless the router has an interval of its own.
         kv_delay_s: from the end of a step to the arrival of its KV events.
         kv_loss: share of KV event batches that are lost.
         kv_replay: whether lost batches can be asked for again.
@@ -136,6 +136,7 @@ class Fleet:
             settings.replicas, settings.engine, settings.scrape_interval_s, settings.kv_delay_s
         )
         self.router: FleetRouter = make(facts, settings.seed)
+        self._scrape_interval_s: float = getattr(self.router, "scrape_interval_s", settings.scrape_interval_s)
         self.engines = [FleetEngine(settings.engine) for _ in range(settings.replicas)]
         self.measures = Measures(settings.replicas, settings.bin_s)
         self._wants_events = getattr(self.router, "wants_kv_events", True)
@@ -157,7 +158,7 @@ class Fleet:
 
     def run(self) -> Measures:
         """Run to the end of the workload."""
-        interval, replicas = self.settings.scrape_interval_s, self.settings.replicas
+        interval, replicas = self._scrape_interval_s, self.settings.replicas
         for worker in range(replicas):
             self._push(interval * worker / replicas, _SCRAPE, worker)
         self._push(0.0, _START, None)
@@ -363,7 +364,7 @@ class Fleet:
     def _scrape(self, now: float, what: Any) -> None:
         worker: int = what
         self.router.on_metrics(worker, self.engines[worker].snapshot(), now)
-        self._push(now + self.settings.scrape_interval_s, _SCRAPE, worker)
+        self._push(now + self._scrape_interval_s, _SCRAPE, worker)
 
     def _sample(self, now: float, _: Any) -> None:
         if self.measures.began is not None:

@@ -70,7 +70,8 @@ class FleetFacts:
 class FleetRouter(Protocol):
     """A router under test. Deterministic: all its randomness comes from the seed it was made with.
 
-    One that has an attribute `wants_kv_events = False` is spared them, which makes the run faster.
+    One that has an attribute `wants_kv_events = False` is spared them, which makes the run faster. One that
+    has an attribute `scrape_interval_s` is told metrics as often as that, whatever the fleet's setting.
     """
 
     @property

@@ -9,7 +9,7 @@ from extproc.sim.policies import POLICIES
 from extproc.sim.results import result_of
 from extproc.sim.routing import NullRouter
 from extproc.sim.sessions import Session, Workload
-from tests.support.fleet import BLOCK, ENGINE, TIME, alone, documents, recorded, simulate, turn
+from tests.support.fleet import BLOCK, ENGINE, TIME, Recorder, alone, documents, recorded, simulate, turn
 
 
 def test_a_request_takes_network_and_steps():
@@ -82,6 +82,17 @@ def test_metrics_come_at_their_interval_from_every_worker():
     times = {worker: [e[3] for e in router.of("metrics") if e[1] == worker] for worker in (0, 1)}
     assert times[0][:4] == [0.0, 1.0, 2.0, 3.0]
     assert times[1][:4] == [0.5, 1.5, 2.5, 3.5]
+
+
+def test_a_router_may_read_metrics_more_often():
+    class Impatient(Recorder):
+        scrape_interval_s = 0.1
+
+    made = []
+    workload = alone([turn(100, 2, unique=at) for at in range(3)], 1.0)
+    simulate(workload, lambda facts, seed: made.append(Impatient(facts, seed)) or made[0], replicas=1)
+    times = [entry[3] for entry in made[0].of("metrics")]
+    assert times[:4] == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
 def test_a_request_that_is_too_long_fails_and_ends_its_session():
