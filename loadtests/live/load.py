@@ -95,18 +95,21 @@ def find_wrk() -> str | None:
     return shutil.which("wrk")
 
 
-def wrk_script(templates: Sequence[Template]) -> str:
-    """A wrk script that sends these templates in turn, each time with another number in it."""
+def wrk_script(templates: Sequence[Template], first: int) -> str:
+    """A wrk script that sends these templates in turn, each time with another number in it.
+
+    Scripts whose `first` differ by a million send different bodies.
+    """
     parts = ",\n".join(f"  {{{_lua(before)}, {_lua(after)}}}" for before, after in templates)
     return f"""local templates = {{
 {parts}
 }}
-local number = 0
+local number = {first}
 local headers = {{["content-type"] = "application/json"}}
 request = function()
   number = number + 1
   local template = templates[number % #templates + 1]
-  local mark = string.format("%x", (number * 40503) % 16777213)
+  local mark = string.format("%x", (number * 40503) % 4294967291)
   return wrk.format("POST", "{PATH}", headers, template[1] .. mark .. template[2])
 end
 """
@@ -117,8 +120,10 @@ def _lua(text: bytes) -> str:
     return json.dumps(text.decode("ascii"))
 
 
-async def wrk(binary: str, address: str, script: Path, concurrency: int, seconds: float) -> Throughput:
-    """Throughput as wrk measures it.
+async def wrk(
+    binary: str, address: str, text: str, script: Path, concurrency: int, seconds: float
+) -> Throughput:
+    """Throughput as wrk measures it. `text` is a script; `script` is where it may be written.
 
     Raises:
         WarmrouteError: wrk failed.
@@ -127,6 +132,7 @@ async def wrk(binary: str, address: str, script: Path, concurrency: int, seconds
         *(binary, "-t1", f"-c{concurrency}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"),
         *("-s", str(script), f"http://{address}"),
     ]
+    await asyncio.to_thread(script.write_text, text, encoding="ascii")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

@@ -47,6 +47,7 @@ class Target:
 
 DIRECT = Target("direct", "direct")
 ENVOY = Target("Envoy", "envoy", "ROUND_ROBIN")
+ROUND_ROBIN = Target("Envoy round robin", "envoy", "ROUND_ROBIN")
 TRIVIAL = Target("Envoy + trivial processor", "trivial", "ROUND_ROBIN")
 WARMROUTE = Target("Envoy + Warmroute", "warmroute", "token-load")
 

@@ -101,9 +101,8 @@ def test_the_report_of_wrk_counts_only_good_answers():
 async def test_wrk_sends_the_very_bodies_of_the_templates(tmp_path, load):
     made = templates(load, 4, "tiny", Random(2))
     script = tmp_path / "load.lua"
-    script.write_text(wrk_script(made))
     async with Server() as server:
-        result = await wrk(find_wrk(), server.address, script, 2, 1)
+        result = await wrk(find_wrk(), server.address, wrk_script(made, 1), script, 2, 1)
     assert result.failed == 0
     assert result.per_second > 0
     assert len(set(server.bodies)) == len(server.bodies)
