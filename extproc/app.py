@@ -201,12 +201,24 @@ class App:
             self._report(f"worker {worker} left")
             self._complaints.pop(worker, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
-        sources = [source for member in members for source in kv_sources(member, self._topics[member.pool])]
+        self._follow_kv_events(members)
+        self._update_health()
+
+    def _follow_kv_events(self, members: Sequence[Member]) -> None:
+        """Subscribe to what can be; an address that is wrong costs one worker its events, and no request."""
+        sources: list[KvSource] = []
+        problems: list[str] = []
+        for member in members:
+            try:
+                sources += kv_sources(member, self._topics[member.pool])
+            except ValueError as error:
+                problems.append(f"{member.endpoint}: {error}")
         try:
             self._subscriber.set_sources(sources)
         except OSError as error:
-            self._report(f"KV events: {error}; check the pool's `kv_events`")
-        self._update_health()
+            problems.append(str(error))
+        for problem in problems:
+            self._report(f"KV events: {problem}; check the pool's `kv_events`")
 
     @property
     def _topics(self) -> dict[str, str]:
@@ -328,7 +340,11 @@ def sources_of(pool: Pool) -> list[Source]:
 
 
 def kv_sources(member: Member, topic: str) -> list[KvSource]:
-    """The KV event streams of a member, one per data-parallel rank."""
+    """The KV event streams of a member, one per data-parallel rank.
+
+    Raises:
+        ValueError: an address cannot be one of an engine; the message says why.
+    """
     if member.kv_events is None:
         return []
     # Where the engines connect to us, a wildcard stays one.

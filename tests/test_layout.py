@@ -12,6 +12,8 @@ COVERED_ELSEWHERE = {
     "extproc/core/policies/base.py": "an interface; reasons are tested with token_load",
     "extproc/core/kv_residence.py": "the inside of the index, tested as a whole against a plain model",
     "extproc/protocol/ext_proc_messages.py": "plain values",
+    "extproc/adapters/doctor_findings.py": "plain values",
+    "extproc/adapters/doctor_probe.py": "the inside of the doctor",
     "extproc/adapters/routing.py": "an interface; implemented and tested in routing_service",
     "extproc/adapters/envoy_messages.py": "the inside of envoy_bootstrap",
     "extproc/adapters/envoy_clusters.py": "the inside of envoy_bootstrap",

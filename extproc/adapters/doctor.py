@@ -1,27 +1,23 @@
 """`warmroute check`: finds what is wrong with a setup by looking at the real engines.
 
 Each check yields findings; a failed one says what to do. Besides reading, it sends one small completion,
-twice, to each worker (its prompt is random, so it evicts next to nothing), because only a real request proves
-that KV events arrive and that cached tokens are reported.
+twice, to each worker: see `doctor_probe`.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
+from extproc.adapters.doctor_findings import Finding, Status
+from extproc.adapters.doctor_probe import probe
+from extproc.adapters.kv_subscriber import KvSource
 from extproc.core.errors import ProtocolError
-from extproc.core.hashing import prompt_chain, token_array
-from extproc.core.kv_index import KvIndex
-from extproc.core.namespace import Namespace
-from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
+from extproc.core.types import EngineMetrics, Member
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.errors import Unsupported
 from extproc.protocol.engine_metrics import parse_engine_metrics
@@ -29,29 +25,6 @@ from extproc.protocol.model_cards import ModelCard, parse_model_cards
 from extproc.protocol.openai import InferenceRequest, parse_request
 
 _TIMEOUT_S = 30.0
-_EVENT_WAIT_S = 5.0
-_POLL_S = 0.05
-_PROBE_BLOCKS = 3
-_PROBE_TOKEN_RANGE = (5, 250)  # in every vocabulary, and special in few
-
-
-class Status(StrEnum):
-    """How a check came out. Only `FAIL` makes the command fail."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result: what was looked at, how it is, and what to do about it."""
-
-    subject: str
-    check: str
-    status: Status
-    detail: str
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +67,15 @@ class Doctor:
         self._clock = clock
 
     async def examine(
-        self, member: Member, sources: Sequence[KvSource], expected: Expectation
+        self, member: Member, sources: Sequence[KvSource] | None, expected: Expectation
     ) -> AsyncIterator[Finding]:
-        """Findings about one member, as they come."""
+        """Findings about one member, as they come.
+
+        Args:
+            member: whom to look at.
+            sources: where its KV events come from; empty: they are switched off; None: not to be examined.
+            expected: what the configuration says of it.
+        """
         who = member.endpoint
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(f"http://{who}", timeout=timeout) as session:
@@ -118,7 +97,18 @@ class Doctor:
             if expected.encoder is not None:
                 async for found in self._tokens(session, who, model, expected.encoder):
                     yield found
-            async for found in self._probe(session, member, sources, model, engines, expected):
+            told = next((engine.block_size for engine in engines.values() if engine.block_size), None)
+            async for found in probe(
+                session,
+                member,
+                sources,
+                model,
+                told=told,
+                configured=expected.block_size,
+                model_revision=expected.model_revision,
+                rng=self._rng,
+                clock=self._clock,
+            ):
                 yield found
 
     # --- the checks ----------------------------------------------------------------------------------
@@ -134,7 +124,7 @@ class Doctor:
         self, session: aiohttp.ClientSession, who: str, expected: Expectation
     ) -> tuple[tuple[ModelCard, ...], Finding]:
         try:
-            async with session.get("/v1/models") as reply:
+            async with session.get("/v1/models", raise_for_status=True) as reply:
                 cards = parse_model_cards(await reply.read())
         except (aiohttp.ClientError, TimeoutError, ProtocolError) as error:
             return (), Finding(
@@ -155,7 +145,7 @@ class Doctor:
         self, session: aiohttp.ClientSession, who: str, expected: Expectation
     ) -> tuple[dict[int, EngineMetrics], Finding]:
         try:
-            async with session.get("/metrics") as reply:
+            async with session.get("/metrics", raise_for_status=True) as reply:
                 engines = parse_engine_metrics(await reply.text())
         except (aiohttp.ClientError, TimeoutError, ProtocolError, UnicodeDecodeError) as error:
             return {}, Finding(
@@ -208,61 +198,6 @@ class Doctor:
         if compared:
             yield Finding(who, "token ids", Status.OK, f"equal to the engine's on {compared} samples")
 
-    async def _probe(
-        self,
-        session: aiohttp.ClientSession,
-        member: Member,
-        sources: Sequence[KvSource],
-        model: str,
-        engines: dict[int, EngineMetrics],
-        expected: Expectation,
-    ) -> AsyncIterator[Finding]:
-        who = member.endpoint
-        size = next((e.block_size for e in engines.values() if e.block_size), expected.block_size) or 16
-        prompt = [self._rng.randint(*_PROBE_TOKEN_RANGE) for _ in range(_PROBE_BLOCKS * size + 1)]
-        index = KvIndex()
-        trust: dict[WorkerId, str] = {}
-        for worker in member.workers():
-            index.add_worker(worker, expected.model_revision, "check")
-
-        def on_events(worker: WorkerId, events: Sequence[KvEvent]) -> None:
-            for event in events:
-                index.apply(worker, event)
-
-        def on_trust(worker: WorkerId, trusted: bool, cause: str) -> None:
-            trust[worker] = "" if trusted else cause
-
-        subscriber = KvSubscriber(
-            on_events=on_events, on_reset=index.clear, on_trust=on_trust, clock=self._clock
-        )
-        try:
-            subscriber.set_sources(sources)
-            await self._until(lambda: len(trust) == len(sources), _EVENT_WAIT_S)
-            usages = [await _complete(session, model, prompt) for _ in range(2)]
-            yield _cached_tokens(who, usages, size)
-            if not sources:
-                yield Finding(
-                    who, "KV events", Status.WARN, "switched off in the configuration",
-                    "without them a prefix is only known while its request is in flight",
-                )  # fmt: skip
-                return
-            seed = Namespace(expected.model_revision, "check").seed
-            hashes = prompt_chain(token_array(prompt), size, seed)
-            arrived = await self._until(lambda: bool(index.match(hashes)), _EVENT_WAIT_S)
-        finally:
-            await subscriber.close()
-        yield _events(who, sources, size, index, arrived=arrived)
-        if arrived:
-            yield _replay(who, trust)
-
-    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = self._clock() + timeout_s
-        while not condition():
-            if self._clock() > deadline:
-                return False
-            await asyncio.sleep(_POLL_S)
-        return True
-
 
 def _request(model: str, sample: dict[str, Any]) -> InferenceRequest:
     path = "/v1/completions" if "prompt" in sample else "/v1/chat/completions"
@@ -281,74 +216,6 @@ async def _tokenize(session: aiohttp.ClientSession, body: dict[str, Any]) -> lis
             return tokens
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError):
         return None
-
-
-async def _complete(session: aiohttp.ClientSession, model: str, prompt: list[int]) -> dict[str, Any] | str:
-    """The usage of a one-token completion, or why there is none."""
-    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    try:
-        async with session.post("/v1/completions", json=body) as reply:
-            if reply.status != 200:
-                return f"/v1/completions answers {reply.status}: {(await reply.text())[:200]}"
-            usage: dict[str, Any] = (await reply.json())["usage"]
-            return usage
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-        return f"/v1/completions: {error or type(error).__name__}"
-
-
-def _cached_tokens(who: str, usages: Sequence[dict[str, Any] | str], size: int) -> Finding:
-    check = "cached tokens"
-    for usage in usages:
-        if isinstance(usage, str):
-            return Finding(who, check, Status.FAIL, usage, "the engine must answer /v1/completions")
-    last = usages[-1]
-    details = last.get("prompt_tokens_details") if isinstance(last, dict) else None
-    if not isinstance(details, dict) or details.get("cached_tokens") is None:
-        return Finding(
-            who, check, Status.WARN, "the engine does not report them",
-            "start it with --enable-prompt-tokens-details, or predictions cannot be audited",
-        )  # fmt: skip
-    cached = details["cached_tokens"]
-    if cached < size:
-        return Finding(
-            who, check, Status.FAIL, "a repeated prompt was computed again",
-            "prefix caching is off: start the engine with --enable-prefix-caching",
-        )  # fmt: skip
-    return Finding(who, check, Status.OK, f"reported; a repeated prompt hit {cached} tokens")
-
-
-def _events(who: str, sources: Sequence[KvSource], size: int, index: KvIndex, *, arrived: bool) -> Finding:
-    check = "KV events"
-    where = ", ".join(source.endpoint for source in sources)
-    if arrived:
-        return Finding(who, check, Status.OK, f"arrive from {where}")
-    told = {index.block_size(source.worker) for source in sources} - {None}
-    if told and told != {size}:
-        return Finding(
-            who, check, Status.FAIL, f"blocks have {told.pop()} tokens in events, {size} in metrics",
-            "predictions follow the events; check the engine's --block-size",
-        )  # fmt: skip
-    if told:
-        return Finding(
-            who, check, Status.FAIL, f"events arrive from {where}, but not about a request just served here",
-            "they seem to come from another engine: check `kv_events.endpoint` and ports",
-        )  # fmt: skip
-    return Finding(
-        who, check, Status.FAIL, f"none arrived from {where} for a request just served",
-        "start the engine with --kv-events-config (enable_kv_cache_events, publisher zmq), compare its "
-        "endpoint with `kv_events.endpoint`, and check that the port is open",
-    )  # fmt: skip
-
-
-def _replay(who: str, trust: dict[WorkerId, str]) -> Finding:
-    causes = sorted({cause for cause in trust.values() if cause})
-    if causes:
-        return Finding(
-            who, "replay", Status.WARN, "; ".join(causes),
-            "set replay_endpoint in the engine's --kv-events-config and `kv_events.replay` here, so that "
-            "nothing is missed after a restart of either",
-        )  # fmt: skip
-    return Finding(who, "replay", Status.OK, "every event since the engine's start is known")
 
 
 def _difference(ours: list[int], theirs: list[int]) -> str:

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from extproc import config as configuration
 from extproc.adapters.discovery import Discovery
-from extproc.adapters.doctor import Doctor, Expectation, Finding, Status
+from extproc.adapters.doctor import Doctor, Expectation
+from extproc.adapters.doctor_findings import Finding, Status
+from extproc.adapters.kv_subscriber import KvSource
 from extproc.app import kv_sources, load_encoder, sources_of
 from extproc.config import Config, Pool
 from extproc.core.types import Member
@@ -40,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     elif failed:
         console.print(f"\n{failed} of {len(findings)} checks failed", style="red")
     else:
-        console.print(f"\nall {len(findings)} checks passed or only warned", style="green")
+        warned = sum(finding.status is Status.WARN for finding in findings)
+        passed = f"{len(findings) - warned} checks passed"
+        console.print(f"\n{passed}" + (f", {warned} warned" if warned else ""), style="green")
     return 1 if failed else 0
 
 
@@ -75,9 +79,24 @@ async def _examine(config: Config, console: Console | None) -> list[Finding]:
         expected = Expectation(tuple(pool.model.names), pool.block_size, encoder, pool.model.revision)
         doctor = Doctor(SystemRandom())
         for member in members:
-            async for finding in doctor.examine(member, kv_sources(member, pool.kv_events.topic), expected):
+            async for finding in doctor.examine(member, _sources(member, pool, say), expected):
                 say(finding)
     return findings
+
+
+def _sources(member: Member, pool: Pool, say: Callable[[Finding], None]) -> list[KvSource] | None:
+    """Where the member's events come from; None when the addresses cannot be right."""
+    try:
+        return kv_sources(member, pool.kv_events.topic)
+    except ValueError as error:
+        say(
+            Finding(
+                member.endpoint, "KV events", Status.FAIL, str(error),
+                "correct `kv_events.endpoint` and `kv_events.replay`: they are what the engine's "
+                "--kv-events-config says",
+            )
+        )  # fmt: skip
+        return None
 
 
 async def _members(pool: Pool, say: Callable[[Finding], None]) -> tuple[Member, ...]:

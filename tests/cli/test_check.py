@@ -1,0 +1,120 @@
+import asyncio
+import json
+import shutil
+
+import pytest
+import yaml
+
+from extproc.adapters import doctor_probe
+from extproc.cli import check, main
+from extproc.prompt.tiny import tiny_model_path
+from tests.support.ports import free_port
+from tests.support.sim_engine import SimEngine
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(doctor_probe, "_EVENT_WAIT_S", 0.5)
+    monkeypatch.setattr(check, "_DISCOVERY_WAIT_S", 0.2)
+
+
+def config(tmp_path, *engines, model=None, **pool):
+    """A configuration file for these engines."""
+    static = [{"endpoint": e.endpoint, "kv_events": e.kv_events, "kv_replay": e.kv_replay} for e in engines]
+    described = {
+        "model": {"path": str(tiny_model_path()), "names": ["tiny"], **(model or {})},
+        "discovery": {"static": static},
+        **pool,
+    }
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(yaml.safe_dump({"pools": [described]}))
+    return str(path)
+
+
+async def run(*arguments):
+    """The command in a thread, while the engines live in this one's event loop."""
+    return await asyncio.to_thread(main, ["check", *arguments])
+
+
+async def test_a_good_setup_passes(tmp_path, capsys):
+    async with SimEngine() as one, SimEngine() as two:
+        assert await run("-c", config(tmp_path, one, two)) == 0
+        out = capsys.readouterr().out
+        assert "FAIL" not in out
+        assert "warn" not in out
+        for word in ("token ids", "KV events", "replay", one.endpoint, two.endpoint, "passed"):
+            assert word in out
+
+
+async def test_a_wrong_tokenizer_fails_and_names_token_ids(tmp_path, capsys):
+    wrong = tmp_path / "model"
+    shutil.copytree(tiny_model_path(), wrong)
+    tokenizer = json.loads((wrong / "tokenizer.json").read_text())
+    del tokenizer["model"]["merges"][50:]
+    (wrong / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with SimEngine() as engine:
+        assert await run("-c", config(tmp_path, engine, model={"path": str(wrong)})) == 1
+    out = capsys.readouterr().out
+    assert "token ids" in out
+    assert "differs from the engine's at position" in out
+    assert "`model.path`" in out
+    assert "1 of" in out
+
+
+async def test_json_is_complete_and_alone_on_standard_output(tmp_path, capsys):
+    async with SimEngine() as engine:
+        assert await run("--json", "-c", config(tmp_path, engine, model={"names": ["other"]})) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert {"subject", "check", "status", "detail", "advice"} == set(findings[0])
+    failed = [finding for finding in findings if finding["status"] == "fail"]
+    assert [finding["check"] for finding in failed] == ["models"]
+    assert failed[0]["subject"] == engine.endpoint
+
+
+async def test_an_engine_that_is_down_fails_and_the_others_are_still_examined(tmp_path, capsys):
+    async with SimEngine() as down, SimEngine() as up:
+        path = config(tmp_path, down, up)
+        await down.kill()
+        assert await run("--json", "-c", path) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert [f["check"] for f in findings if f["status"] == "fail"] == ["reachable"]
+    assert {f["check"] for f in findings if f["subject"] == up.endpoint} >= {"token ids", "replay"}
+
+
+async def test_addresses_of_events_that_cannot_be_right(tmp_path, capsys):
+    async with SimEngine() as engine:
+        engine_without_address = type("Engine", (), {"endpoint": engine.endpoint})
+        engine_without_address.kv_events, engine_without_address.kv_replay = "tcp://*:0", None
+        assert await run("--json", "-c", config(tmp_path, engine_without_address)) == 1
+    failed = [f for f in json.loads(capsys.readouterr().out) if f["status"] == "fail"]
+    assert [f["check"] for f in failed] == ["KV events"]
+    assert "port 0" in failed[0]["detail"]
+
+
+async def test_a_pool_without_a_model_is_a_warning(tmp_path, capsys):
+    async with SimEngine() as engine:
+        assert await run("--json", "-c", config(tmp_path, engine, model={"path": None})) == 0
+    found = {f["check"]: f for f in json.loads(capsys.readouterr().out)}
+    assert (found["model"]["status"], found["KV events"]["status"]) == ("warn", "ok")
+
+
+def test_no_workers_found_fails(tmp_path, capsys):
+    missing = {"discovery": {"file": str(tmp_path / "workers.yaml")}}
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(yaml.safe_dump({"pools": [missing]}))
+    assert main(["check", "-c", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "none found" in out
+    assert "workers.yaml" in out
+
+
+def test_what_cannot_be_checked_is_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "warmroute.yaml"
+    static = {"static": [f"127.0.0.1:{free_port()}"]}
+    for pool in ({"discovery": static, "model": {"path": "nowhere"}}, {"discovery": {}}):
+        path.write_text(yaml.safe_dump({"pools": [pool]}))
+        assert main(["check", "-c", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("warmroute check: ")
+    assert main(["check", "-c", str(tmp_path / "none.yaml")]) == 2
+    assert "cannot read" in capsys.readouterr().err
