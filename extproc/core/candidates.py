@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
-from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.estimators import OutputLengths
 from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
+from extproc.core.ttft_model import TtftModels
 from extproc.core.types import Candidate, RoutingRequest, WorkerId
 from extproc.core.worker_table import WorkerState
 
@@ -44,7 +45,7 @@ class CandidateBuilder:
 
     ledger: LoadLedger
     index: KvIndex
-    rates: PrefillRates
+    ttft: TtftModels
     outputs: OutputLengths
     trust: TrustBook
     pools: Mapping[str, PoolFacts]
@@ -103,7 +104,7 @@ class CandidateBuilder:
         for state in states:
             metrics = state.fresh_metrics(now, self.stale_after_s)
             if metrics is not None and metrics.waiting is not None:
-                ours = self.ledger.load(state.id, now).sequences
+                ours = self.ledger.sequences(state.id)
                 total = metrics.waiting + (metrics.running or 0)
                 known[state.id] = float(max(0, min(metrics.waiting, total - ours)))
         worst = max(known.values(), default=0.0)
@@ -123,6 +124,7 @@ class CandidateBuilder:
         cached, offloaded = hit
         uncovered = max(0, request.prompt_tokens - cached - offloaded)
         confidence = self.trust.confidence(state.id, request.namespace, now) if cached else 1.0
+        believed = round(confidence * cached)
         block_size = self.block_size(state)
         capacity = None
         if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
@@ -133,13 +135,14 @@ class CandidateBuilder:
         cost = price(
             RequestFacts(
                 request.prompt_tokens,
-                uncovered + round((1.0 - confidence) * cached),
+                uncovered + cached - believed,
+                believed,
                 offloaded,
                 expected_output,
                 request.sequences,
             ),
             WorkerFacts(
-                prefill_tokens_per_s=self.rates.tokens_per_s(state.id),
+                ttft=self.ttft.of(state.member.pool).coefficients(state.id),
                 queued_prefill_ms=load.queued_prefill_ms,
                 foreign_waiting=foreign_waiting,
                 sequences=running,
@@ -159,6 +162,7 @@ class CandidateBuilder:
             queued_prefill_tokens=load.queued_prefill_tokens,
             metrics_age_s=state.metrics_age_s(now),
             confidence=confidence,
+            sequences=running,
         )
 
 

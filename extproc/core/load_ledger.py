@@ -107,6 +107,11 @@ class LoadLedger:
     def __iter__(self) -> Iterator[Lease]:
         return iter(tuple(self._leases.values()))
 
+    def sequences(self, worker: WorkerId) -> int:
+        """Sequences of all open leases of one worker."""
+        book = self._books.get(worker)
+        return book.sequences if book else 0
+
     def load(self, worker: WorkerId, now: float) -> WorkerLoad:
         """What is on `worker` at `now`. Does not change anything."""
         book = self._books.get(worker)
@@ -115,7 +120,10 @@ class LoadLedger:
         queued_s = max(0.0, book.prefill_free_at - now)
         queued_tokens = 0.0
         if queued_s > 0.0:
-            for lease in book.leases.values():
+            # Intervals follow each other in the order of admission, so the ones still open come last.
+            for lease in reversed(book.leases.values()):
+                if lease.prefill_end <= now:
+                    break
                 left = lease.unfinished_prefill_s(now)
                 if left > 0.0:
                     queued_tokens += lease.uncovered_tokens * left / (lease.prefill_end - lease.prefill_start)

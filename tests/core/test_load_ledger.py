@@ -146,7 +146,15 @@ class LedgerMachine(RuleBasedStateMachine):
             assert load.context_tokens == sum(x[1] for x in mine)
             assert load.sequences == sum(x[2] for x in mine)
             assert load.queued_prefill_ms >= 0.0
-            assert load.queued_prefill_tokens >= 0.0
+            assert load.queued_prefill_tokens == pytest.approx(
+                sum(
+                    lease.uncovered_tokens * left / (lease.prefill_end - lease.prefill_start)
+                    for lease in self.ledger.leases(worker(n))
+                    if (left := lease.unfinished_prefill_s(self.now)) > 0.0
+                ),
+                abs=1e-6,
+            )
+            assert self.ledger.sequences(worker(n)) == load.sequences
             if not mine:
                 assert load == IDLE
 
