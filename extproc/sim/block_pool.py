@@ -242,6 +242,8 @@ class BlockPool:
 
     def take_events(self) -> tuple[KvEvent, ...]:
         """Events since the last call, in order."""
+        if not self._events:
+            return ()
         events = tuple(self._events)
         self._events.clear()
         return events

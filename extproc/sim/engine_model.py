@@ -264,7 +264,7 @@ class EngineModel:
     def _begin_step(self, at: float) -> None:
         step = Step()
         budget, preempted = self._schedule_running(step, self.config.max_num_batched_tokens)
-        if not preempted:
+        if self._waiting and not preempted:
             self._schedule_waiting(step, budget, at)
         if not (step.sequences or step.decodes):
             self._step = None
