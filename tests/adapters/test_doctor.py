@@ -120,12 +120,10 @@ async def test_what_is_not_rendered_here_is_a_warning(tmp_path):
 
     other = variant(tmp_path, no_template)
     async with SimEngine() as engine:
-        session_findings = []
-        doctor = Doctor(random.Random(1))
-        expectation = Expectation(("tiny",), None, other)
-        async for finding in doctor.examine(Member(engine.endpoint), [source_of(engine)], expectation):
-            session_findings.append(finding)
-    tokens = [finding for finding in session_findings if finding.check == "token ids"]
+        examined = Doctor(random.Random(1)).examine(
+            Member(engine.endpoint), [source_of(engine)], Expectation(("tiny",), None, other)
+        )
+        tokens = [finding async for finding in examined if finding.check == "token ids"]
     assert [finding.status for finding in tokens] == [WARN, WARN, OK]  # two chats, and one text that is equal
 
 
