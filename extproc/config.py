@@ -130,8 +130,13 @@ class Cost(_Section):
     prefill_tokens_per_s: Annotated[float, Field(gt=0)] = Field(
         _COST.prefill_tokens_per_s, description="prefill rate of a worker until it is learned"
     )
-    quadratic_ms: Annotated[float, Field(ge=0)] = Field(
-        _COST.quadratic_ms, description="extra ms per uncovered token for each 1,000 tokens of context"
+    overhead_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.overhead_ms,
+        description="time to first token of an empty prompt on an idle worker until learned",
+    )
+    attention_ms_per_mpair: Annotated[float, Field(ge=0)] = Field(
+        _COST.attention_ms_per_mpair,
+        description="ms per million (token, earlier token) pairs of a prefill until learned",
     )
     reload_tokens_per_s: Annotated[float, Field(gt=0)] = Field(
         _COST.reload_tokens_per_s, description="rate at which offloaded KV comes back to the GPU"

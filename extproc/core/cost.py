@@ -1,13 +1,14 @@
 """The price of a request on a worker, in milliseconds, by cause.
 
-    queue   = prefill admitted ahead of it and not computed yet            [own leases, and the engine's
-              + requests waiting there that are not ours * mean prefill     waiting count beyond them]
-    prefill = uncovered / rate + quadratic * uncovered * (context / 1000)   [tokens; attention growth]
+    queue   = overhead + per_sequence * n                                  [the step it has to wait for]
+              + prefill admitted ahead of it and not computed yet           [our own leases]
+              + requests waiting there that are not ours * prefill of ours  [the engine's count beyond them]
+    prefill = per_token * uncovered + per_mpair * attention pairs           [see `extproc.core.ttft_model`]
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
     decode  = expected_output * 2 * step_ms_per_sequence * n                [they slow us, we slow them]
               + expected_output * step_ms_per_1k_context * context_there / 1000
               + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
-    kv risk = max(0, tokens needed - tokens the worker can hold) / rate     [expected recomputation]
+    kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
 
 n is the number of sequences running there; sizes are tokens. Source of the shape: prefill is compute
 bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
@@ -16,16 +17,18 @@ context, so its time grows with the batch and with the context read (the usual r
 
 from dataclasses import dataclass
 
+from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import CostBreakdown
 
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """Coefficients. Rates are priors: they are learned per worker as requests complete.
+    """Coefficients. The first three are priors: they are learned as requests complete.
 
     Attributes:
         prefill_tokens_per_s: prefill rate until it is learned. 8,000 is a 7-8B model on one A100-class GPU.
-        quadratic_ms: extra ms per uncovered token for each 1,000 tokens of context (attention growth).
+        overhead_ms: time to first token of an empty prompt on an idle worker, until it is learned.
+        attention_ms_per_mpair: ms per million (token, earlier token) pairs of a prefill, until it is learned.
         reload_tokens_per_s: rate at which offloaded KV comes back to the GPU.
         step_ms_per_sequence: what one more sequence adds to a decode step.
         step_ms_per_1k_context: what 1,000 more tokens of context add to a decode step.
@@ -38,7 +41,8 @@ class CostSettings:
     """
 
     prefill_tokens_per_s: float = 8_000.0
-    quadratic_ms: float = 0.0
+    overhead_ms: float = 10.0
+    attention_ms_per_mpair: float = 0.0
     reload_tokens_per_s: float = 60_000.0
     step_ms_per_sequence: float = 0.1
     step_ms_per_1k_context: float = 0.02
@@ -48,12 +52,21 @@ class CostSettings:
     max_extra_ttft_ms: float = 2_000.0
     max_warm_wait_ms: float = 10_000.0
 
+    def ttft_prior(self) -> TtftCoefficients:
+        """What first tokens cost until it is learned."""
+        return TtftCoefficients(
+            overhead_ms=self.overhead_ms,
+            per_sequence_ms=self.step_ms_per_sequence,
+            per_token_ms=1000.0 / self.prefill_tokens_per_s,
+            per_mpair_ms=self.attention_ms_per_mpair,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """What the price depends on, besides the request. None: not known."""
 
-    prefill_tokens_per_s: float
+    ttft: TtftCoefficients
     queued_prefill_ms: float
     foreign_waiting: float  # requests waiting there that are not ours
     sequences: int  # running there, ours and others'
@@ -67,6 +80,7 @@ class RequestFacts:
 
     prompt_tokens: int
     uncovered_tokens: int
+    cached_tokens: int
     offloaded_tokens: int
     expected_output: float
     sequences: int
@@ -74,13 +88,16 @@ class RequestFacts:
 
 def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) -> CostBreakdown:
     """Predicted cost of `request` on `worker`."""
-    per_token_ms = 1000.0 / worker.prefill_tokens_per_s
+    ttft = worker.ttft
     prefill_ms = (
-        request.uncovered_tokens * per_token_ms
-        + settings.quadratic_ms * request.uncovered_tokens * request.prompt_tokens / 1000.0
+        ttft.prefill_ms(request.uncovered_tokens, request.cached_tokens + request.offloaded_tokens)
         + request.offloaded_tokens * 1000.0 / settings.reload_tokens_per_s
     )
-    queue_ms = worker.queued_prefill_ms + worker.foreign_waiting * request.prompt_tokens * per_token_ms
+    queue_ms = (
+        ttft.wait_ms(worker.sequences)
+        + worker.queued_prefill_ms
+        + worker.foreign_waiting * ttft.prefill_ms(request.prompt_tokens, 0)
+    )
     output = request.expected_output * request.sequences
     decode_ms = (
         output * 2.0 * settings.step_ms_per_sequence * worker.sequences
@@ -90,5 +107,5 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:
         needed = worker.context_tokens + request.prompt_tokens + output
-        kv_risk_ms = max(0.0, needed - worker.capacity_tokens) * per_token_ms
+        kv_risk_ms = max(0.0, needed - worker.capacity_tokens) * ttft.per_token_ms
     return CostBreakdown(queue_ms, prefill_ms, decode_ms, kv_risk_ms)

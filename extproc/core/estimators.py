@@ -1,4 +1,4 @@
-"""What we learn while running: prefill rates per worker, and output lengths.
+"""What we learn while running, apart from times (see `extproc.core.ttft_model`): output lengths.
 
 Estimates are medians over a bounded window of recent samples: robust to outliers, forgetting by
 themselves, and a configured prior until there are enough samples.
@@ -7,11 +7,8 @@ themselves, and a configured prior until there are enough samples.
 from collections import deque
 from statistics import median
 
-from extproc.core.types import WorkerId
-
 _WINDOW = 31
 _ENOUGH = 5
-_OWN_RATE_DEVIATION = 0.2
 
 
 class Window:
@@ -43,39 +40,6 @@ class Window:
         if self._cached is None:
             self._cached = float(median(self._samples))
         return self._cached
-
-
-class PrefillRates:
-    """Prefill rate of each worker, tokens per second.
-
-    A worker's own median is used only where it clearly differs (more than 20 %) from the pool's: noise
-    between equal workers must not make one of them look faster for ever.
-    """
-
-    def __init__(self, prior_tokens_per_s: float) -> None:
-        self._prior = prior_tokens_per_s
-        self._pool = Window(prior_tokens_per_s, size=4 * _WINDOW)
-        self._workers: dict[WorkerId, Window] = {}
-
-    def observe(self, worker: WorkerId, tokens: int, elapsed_ms: float) -> None:
-        """`tokens` were prefilled in `elapsed_ms` with nothing queued ahead of them."""
-        if tokens <= 0 or elapsed_ms <= 0.0:
-            return
-        rate = tokens * 1000.0 / elapsed_ms
-        self._pool.add(rate)
-        self._workers.setdefault(worker, Window(self._prior)).add(rate)
-
-    def forget(self, worker: WorkerId) -> None:
-        """The worker is gone."""
-        self._workers.pop(worker, None)
-
-    def tokens_per_s(self, worker: WorkerId) -> float:
-        """The rate to predict with."""
-        pool = self._pool.value
-        own = self._workers.get(worker)
-        if own is None or not own.learned:
-            return pool
-        return own.value if abs(own.value - pool) > _OWN_RATE_DEVIATION * pool else pool
 
 
 class OutputLengths:

@@ -13,12 +13,13 @@ from extproc.core.assumed_cache import AssumedCache
 from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
-from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.estimators import OutputLengths
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import Lease, LoadLedger
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.trust import TrustBook, Verdict
+from extproc.core.ttft_model import TtftModels
 from extproc.core.types import (
     Completion,
     Decision,
@@ -31,8 +32,9 @@ from extproc.core.types import (
 )
 from extproc.core.worker_table import MembershipChange, WorkerTable
 
-_LEARN_MIN_TOKENS = 256
-_LEARN_MAX_QUEUE_SHARE = 0.1
+# A request teaches what prefill costs only if next to nothing was queued ahead of it.
+_ALONE_SHARE = 0.05
+_ALONE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,14 @@ class Router:
         self.ledger = LoadLedger()
         self.index = KvIndex()
         self.assumed = AssumedCache(self.index)
-        self.rates = PrefillRates(self.costs.prefill_tokens_per_s)
+        self.ttft = TtftModels(self.costs.ttft_prior())
         self.outputs = OutputLengths(self.costs.expected_output_tokens)
         self.trust = TrustBook()
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
             ledger=self.ledger,
             index=self.index,
-            rates=self.rates,
+            ttft=self.ttft,
             outputs=self.outputs,
             trust=self.trust,
             pools=self._pools,
@@ -225,7 +227,7 @@ class Router:
             released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
             self.index.remove_worker(worker)
             self.assumed.remove_worker(worker)
-            self.rates.forget(worker)
+            self.ttft.forget(worker)
             self.trust.forget(worker)
             self._reconciler.forget(worker)
         for worker in change.added:
@@ -351,12 +353,16 @@ class Router:
             return
         if completion.served_by not in (None, chosen.worker.endpoint):
             return
-        computed = chosen.uncovered_tokens
-        if completion.cached_tokens is not None:
-            computed = decision.request.prompt_tokens - completion.cached_tokens
-        alone = chosen.cost.queue_ms <= _LEARN_MAX_QUEUE_SHARE * chosen.cost.prefill_ms
-        if computed >= _LEARN_MIN_TOKENS and alone:
-            self.rates.observe(chosen.worker, computed, first_body_ms)
+        cached = chosen.cached_tokens if completion.cached_tokens is None else completion.cached_tokens
+        uncovered = max(0, decision.request.prompt_tokens - cached)
+        if chosen.queued_prefill_tokens <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:
+            self.ttft.of(decision.request.pool).observe(
+                chosen.worker,
+                uncovered=uncovered,
+                cached=cached,
+                sequences=chosen.sequences,
+                ttft_ms=first_body_ms,
+            )
 
     def _why_nothing_is_ready(self, request: RoutingRequest) -> str:
         members = [s for s in self.table.all() if s.member.pool == request.pool]

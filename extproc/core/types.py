@@ -182,6 +182,7 @@ class Candidate:
     queued_prefill_tokens: float  # our own admitted prefill not yet computed
     metrics_age_s: float | None
     confidence: float = 1.0  # share of the predicted hit that the price counts on
+    sequences: int = 0  # running there, ours and others'
 
 
 class Reason(StrEnum):

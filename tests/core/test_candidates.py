@@ -2,11 +2,12 @@ import pytest
 
 from extproc.core.candidates import CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
-from extproc.core.estimators import OutputLengths, PrefillRates
+from extproc.core.estimators import OutputLengths
 from extproc.core.hashing import token_array
 from extproc.core.kv_index import KvIndex
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
+from extproc.core.ttft_model import TtftModels
 from extproc.core.types import BlockStored, Tier
 from extproc.core.worker_table import WorkerTable
 from tests.support.core import BLOCK, decision, members, metrics, request, stored, worker
@@ -16,13 +17,13 @@ PROMPT = list(range(1, 200))
 
 class Fleet:
     def __init__(self, count=2, block_size=BLOCK):
-        costs = CostSettings(prefill_tokens_per_s=1000.0)
+        costs = CostSettings(prefill_tokens_per_s=1000.0, overhead_ms=0.0, step_ms_per_sequence=0.0)
         self.table = WorkerTable()
         self.table.update(members(count), 0.0)
         self.builder = CandidateBuilder(
             ledger=LoadLedger(),
             index=KvIndex(),
-            rates=PrefillRates(1000.0),
+            ttft=TtftModels(costs.ttft_prior()),
             outputs=OutputLengths(100.0),
             trust=TrustBook(),
             pools={"default": PoolFacts(block_size=block_size)},

@@ -1,15 +1,19 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.ttft_model import TtftCoefficients
 
-SETTINGS = CostSettings(quadratic_ms=0.01)
+SETTINGS = CostSettings()
+TTFT = TtftCoefficients(0.0, 0.0, 1.0, 0.0)  # 1,000 tokens a second
 
 
 def worker(**fields):
     defaults = {
-        "prefill_tokens_per_s": 1000.0,
+        "ttft": TTFT,
         "queued_prefill_ms": 0.0,
         "foreign_waiting": 0.0,
         "sequences": 0,
@@ -20,7 +24,7 @@ def worker(**fields):
 
 
 def request(prompt=1000, uncovered=1000, offloaded=0, output=100.0, sequences=1):
-    return RequestFacts(prompt, uncovered, offloaded, output, sequences)
+    return RequestFacts(prompt, uncovered, prompt - uncovered - offloaded, offloaded, output, sequences)
 
 
 def test_an_idle_worker_costs_its_prefill():
@@ -46,9 +50,15 @@ def test_each_cause_lands_in_its_own_term():
 
 
 def test_attention_makes_a_long_context_dearer_per_token():
-    short = price(request(prompt=1000, uncovered=1000), worker(), SETTINGS).prefill_ms
-    long = price(request(prompt=100_000, uncovered=1000), worker(), SETTINGS).prefill_ms
+    growing = worker(ttft=replace(TTFT, per_mpair_ms=2.0))
+    short = price(request(prompt=1000, uncovered=1000), growing, SETTINGS).prefill_ms
+    long = price(request(prompt=100_000, uncovered=1000), growing, SETTINGS).prefill_ms
     assert long > short
+
+
+def test_the_step_it_waits_for_is_part_of_the_queue():
+    waiting = worker(ttft=TtftCoefficients(12.0, 0.5, 1.0, 0.0), sequences=10)
+    assert price(request(), waiting, SETTINGS).queue_ms == pytest.approx(17.0)
 
 
 def test_offloaded_blocks_cost_less_than_computing_and_more_than_nothing():
@@ -59,7 +69,9 @@ def test_offloaded_blocks_cost_less_than_computing_and_more_than_nothing():
 
 workers = st.builds(
     WorkerFacts,
-    prefill_tokens_per_s=st.floats(10, 1e5),
+    ttft=st.builds(
+        TtftCoefficients, st.floats(0, 100), st.floats(0, 5), st.floats(0.01, 100), st.floats(0, 10)
+    ),
     queued_prefill_ms=st.floats(0, 1e5),
     foreign_waiting=st.floats(0, 100),
     sequences=st.integers(0, 500),
@@ -76,14 +88,7 @@ workers = st.builds(
     st.integers(1, 100),
 )
 def test_more_load_never_makes_a_worker_cheaper(facts, uncovered, output, name, more):
-    loaded = WorkerFacts(
-        **{
-            field: getattr(facts, field) + (more if field == name else 0)
-            if field != "capacity_tokens"
-            else facts.capacity_tokens
-            for field in WorkerFacts.__dataclass_fields__
-        }
-    )
+    loaded = replace(facts, **{name: getattr(facts, name) + more})
     ask = request(10**5, uncovered, 0, output)
     assert price(ask, loaded, SETTINGS).total_ms >= price(ask, facts, SETTINGS).total_ms
 

@@ -273,7 +273,7 @@ def test_counts_of_the_engine_release_what_it_does_not_have():
     assert len(router.ledger) == 0
 
 
-def test_rates_are_learned_from_streams_that_did_not_queue():
+def test_times_are_learned_from_streams_that_did_not_queue():
     router = make_router(1)
     for n in range(8):
         tokens = range(n * 10_000, n * 10_000 + 1000)
@@ -283,7 +283,8 @@ def test_rates_are_learned_from_streams_that_did_not_queue():
             Completion(Outcome.FINISHED, upstream_first_body_ms=250.0, cached_tokens=0, output_tokens=5),
             n * 10 + 1.0,
         )
-    assert router.rates.tokens_per_s(worker(0)) == pytest.approx(4000.0)
+    fit = router.ttft.of("default").coefficients(worker(0))
+    assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
 
 
 def test_the_audit_compares_prediction_and_truth():
