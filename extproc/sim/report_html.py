@@ -36,6 +36,7 @@ _DARK = (
     "c084fc",
 )
 _MOST_LINES = 8  # workers drawn one by one; more become a band
+_MOST_POINTS = 160  # of a load chart
 
 _COLUMNS: tuple[tuple[str, str, bool], ...] = (
     # path in the result, heading, whether less is better
@@ -62,14 +63,14 @@ _STYLE = """
   :root { --ink: #e5e7eb; --dim: #9ca3af; --page: #0f1419; --rule: #2a323c; --best: #0f2f24; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-       max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
+       max-width: 1440px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; }
 h3 { font-size: .95rem; margin: .8rem 0 .2rem; }
 p, dt, .note { color: var(--dim); } code { font-size: .85em; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem;
         white-space: nowrap; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid var(--rule); }
+th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid var(--rule); }
 th:first-child, td:first-child { text-align: left; } td.best { background: var(--best); font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; margin: .6rem 0; } dd { margin: 0; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 0 1.5rem; }
@@ -98,7 +99,7 @@ def html_report(
     title = f"Warmroute simulation: {about.get('workload', '')}"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f"<dl>{''.join(_fact(k, v) for k, v in about.items())}</dl>",
+        f"<dl>{''.join(_fact(k, v) for k, v in about.items() if v is not None)}</dl>",
         f"<p>Reproduce: <code>{escape(command)}</code></p>",
     ]
     parts += _knee_section(results, policies, knee_ttft_ms)
@@ -142,8 +143,7 @@ def _load_section(load: str, group: Sequence[Result], policies: Sequence[str]) -
 
 
 def _load_chart(result: Result, group: Sequence[Result]) -> str:
-    rows: list[list[int]] = result["plots"]["load"]
-    width = result["plots"]["load_width_s"]
+    rows, width = _thinned(result["plots"]["load"], result["plots"]["load_width_s"])
     every = [r["plots"] for r in group]
     x = axis("seconds", [p["load_width_s"] * len(p["load"]) for p in every])
     y = axis("KV blocks", [value for p in every for row in p["load"] for value in row])
@@ -162,6 +162,16 @@ def _load_chart(result: Result, group: Sequence[Result]) -> str:
             [(f"worker {w}", [(t, r[w]) for t, r in zip(at, rows, strict=True)]) for w in workers],
         )
     return f"<div><h3>{escape(result['policy'])}</h3>{chart}</div>"
+
+
+def _thinned(rows: Sequence[Sequence[float]], width: float) -> tuple[list[list[float]], float]:
+    """Neighbouring rows averaged until few enough are left to be told apart."""
+    out = [list(row) for row in rows]
+    while len(out) > _MOST_POINTS:
+        halves = zip(out[::2], out[1::2], strict=False)
+        out = [[(a + b) / 2 for a, b in zip(*pair, strict=True)] for pair in halves]
+        width *= 2
+    return out, width
 
 
 def _knee_section(results: Sequence[Result], policies: Sequence[str], knee_ttft_ms: float) -> list[str]:
@@ -254,7 +264,13 @@ def _by_load(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def _fact(name: str, value: object) -> str:
-    return f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(str(value))}</dd>"
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    return f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_plain(value))}</dd>"
+
+
+def _plain(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _legend(shown: Sequence[str], policies: Sequence[str]) -> str:

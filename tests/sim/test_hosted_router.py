@@ -77,7 +77,7 @@ def test_speed_and_lengths_are_learned_from_ends():
         router.on_first_token(name, 10.0 * at + 4.0)
         router.on_finished(name, 0, 77, 10.0 * at + 5.0)
     assert predicted[0] < 1000
-    assert predicted[-1] == pytest.approx(4000.0, rel=0.1)
+    assert predicted[-1] > 3 * predicted[0]
     assert router.router.outputs.expected("sim", None) == 77
 
 
