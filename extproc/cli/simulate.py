@@ -90,6 +90,7 @@ def plan(args: argparse.Namespace) -> "list[Job]":
         WarmrouteError: a name is unknown.
         ValueError: a value is out of range.
     """
+    from extproc.adapters.traces import part_of, read_lines, window_of
     from extproc.cli.simulate_jobs import Job, policy_maker
     from extproc.sim.sessions import WorkloadOptions
     from extproc.sim.workloads import WORKLOADS
@@ -100,7 +101,16 @@ def plan(args: argparse.Namespace) -> "list[Job]":
     for policy in policies:
         policy_maker(policy)
     loads = _loads(args)
-    options = WorkloadOptions(seed=args.seed, trace=args.trace, limit=args.limit)
+    if args.trace is None and (args.part is not None or args.window is not None):
+        raise WarmrouteError("--part and --window choose from a trace: give --trace")
+    options = WorkloadOptions(
+        seed=args.seed,
+        trace=args.trace,
+        limit=args.limit,
+        part=None if args.part is None else part_of(args.part),
+        window_s=None if args.window is None else window_of(args.window),
+        read_lines=read_lines,
+    )
     settings = _settings(args, WORKLOADS[args.workload](options).block_size)
     knee = args.knee_ttft_ms if args.knee else None
     if knee is not None:
@@ -118,6 +128,8 @@ def describe(args: argparse.Namespace, settings: "FleetSettings") -> dict[str, A
     return {
         "workload": args.workload,
         "trace": None if args.trace is None else args.trace.name,
+        "part": args.part,
+        "window": args.window,
         "limit": args.limit,
         "replicas": settings.replicas,
         "seed": args.seed,
@@ -133,6 +145,7 @@ def describe(args: argparse.Namespace, settings: "FleetSettings") -> dict[str, A
         "scrape_interval_s": settings.scrape_interval_s,
         "network_s": settings.network_s,
         "kv_delay_s": settings.kv_delay_s,
+        "kv_events": settings.kv_events,
         "kv_loss": settings.kv_loss,
         "kv_replay": settings.kv_replay,
         "warmup_requests": settings.warmup_requests,
@@ -155,15 +168,27 @@ def command(args: argparse.Namespace) -> str:
 
 
 _REPRODUCING = (
-    *("workload", "trace", "limit", "policies", "rate", "concurrency", "knee", "knee_ttft_ms", "seed"),
-    *("warmup", "replicas", "preset", "kv_tokens", "max_num_seqs", "scrape_interval", "network_ms"),
-    *("kv_delay_ms", "kv_loss", "no_kv_replay"),
+    *("workload", "trace", "part", "window", "limit", "policies", "rate", "concurrency", "knee"),
+    *(
+        "knee_ttft_ms",
+        "seed",
+        "warmup",
+        "replicas",
+        "preset",
+        "kv_tokens",
+        "max_num_seqs",
+        "scrape_interval",
+        "network_ms",
+    ),
+    *("kv_delay_ms", "kv_loss", "no_kv_events", "no_kv_replay"),
 )
 
 
 def _load_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workload", default="rl-rollouts", metavar="NAME", help="see --list")
     group.add_argument("--trace", type=Path, metavar="PATH", help="replay this instead of a stand-in")
+    group.add_argument("--part", metavar="I/N", help="only part I, from 0, of N of the trace, such as 0/3")
+    group.add_argument("--window", metavar="A:B", help="only what the trace has in these seconds")
     group.add_argument("--limit", type=int, metavar="N", help="stop the workload after about N requests")
     group.add_argument(
         "--policies",
@@ -199,6 +224,7 @@ def _fleet_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--kv-delay-ms", type=float, default=1.0, metavar="MS", help="age of KV events")
     group.add_argument("--kv-loss", type=float, default=0.0, metavar="SHARE", help="KV event batches lost")
+    group.add_argument("--no-kv-events", action="store_true", help="engines publish no KV events")
     group.add_argument("--no-kv-replay", action="store_true", help="lost KV events stay lost")
 
 
@@ -217,6 +243,7 @@ def _settings(args: argparse.Namespace, block_size: int) -> "FleetSettings":
         network_s=args.network_ms / 1000.0,
         scrape_interval_s=args.scrape_interval,
         kv_delay_s=args.kv_delay_ms / 1000.0,
+        kv_events=not args.no_kv_events,
         kv_loss=args.kv_loss,
         kv_replay=not args.no_kv_replay,
         warmup_requests=args.warmup,

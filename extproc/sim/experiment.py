@@ -44,7 +44,13 @@ def run_one(
     elif load is not None:
         workload = offered(workload, concurrency=int(load.value))
         shown = {"concurrency": int(load.value)}
-    return result_of(policy, Fleet(workload, make, settings, progress).run(), shown)
+    fleet = Fleet(workload, make, settings, progress)
+    try:
+        measures = fleet.run()
+    finally:
+        # A peer that hosts a real service has something to stop.
+        getattr(fleet.router, "close", _nothing)()
+    return result_of(policy, measures, shown)
 
 
 def find_knee(run: Callable[[Load], Result], start: Load, knee_ttft_ms: float) -> list[Result]:
@@ -72,3 +78,7 @@ def find_knee(run: Callable[[Load], Result], start: Load, knee_ttft_ms: float) -
         result = results[middle.value] = run(middle)
         good, bad = (middle, bad) if within(result, knee_ttft_ms) else (good, middle)
     return [results[value] for value in sorted(results)]
+
+
+def _nothing() -> None:
+    """What most routers do when they are no longer needed."""

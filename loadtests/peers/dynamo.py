@@ -18,6 +18,7 @@ Raises `PolicyUnavailableError` when the package is not installed.
 """
 
 import asyncio
+import os
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
@@ -44,6 +45,8 @@ class Dynamo(NullRouter):
 
     def __init__(self, facts: FleetFacts, seed: int) -> None:
         del seed  # the service has its own random numbers
+        # It reports every selection on stderr otherwise.
+        os.environ.setdefault("DYN_LOG", "error")
         try:
             core = import_module("dynamo._core")
         except ImportError as error:

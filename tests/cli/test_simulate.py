@@ -115,3 +115,32 @@ def test_the_command_reproduces_the_options():
     words = shlex.split(simulate.command(given))
     assert words[:2] == ["warmroute", "simulate"]
     assert vars(options(*words[2:])) == vars(given)
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.0000000,300,4
+2023-11-16 18:15:47.0000000,310,4
+2023-11-16 18:15:48.0000000,320,4
+2023-11-16 18:15:49.0000000,330,4
+"""
+
+
+def test_a_trace_is_replayed_whole_in_parts_or_in_a_window(tmp_path):
+    trace, out = tmp_path / "azure.csv", tmp_path / "out.json"
+    trace.write_text(AZURE)
+    base = ["simulate", "--quiet", "--workload", "azure-control", "--policies", "round-robin"]
+
+    def requests(*more):
+        assert main([*base, "--trace", str(trace), "--json", str(out), *more]) == 0
+        return json.loads(out.read_text())["results"][0]["requests"]
+
+    assert requests() == 4
+    assert requests("--part", "0/3") == 1
+    assert requests("--window", "1:3") == 2
+    assert json.loads(out.read_text())["window"] == "1:3"
+
+
+@pytest.mark.parametrize("choice", [("--part", "0/2"), ("--window", "0:5")])
+def test_without_a_trace_there_is_nothing_to_choose_from(choice):
+    with pytest.raises(WarmrouteError, match="--trace"):
+        simulate.plan(options(*choice))

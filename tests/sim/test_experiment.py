@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from extproc.sim.experiment import Load, find_knee, run_one
 from extproc.sim.fleet import FleetSettings
 from extproc.sim.policies import POLICIES
+from extproc.sim.routing import NullRouter
 from extproc.sim.sessions import WorkloadOptions
 from tests.support.fleet import ENGINE, documents
 
@@ -22,6 +25,29 @@ def test_a_run_says_what_load_it_was_under(load, shown):
     assert result["policy"] == "mine"
     assert {name: result[name] for name in ("rate", "concurrency") if name in result} == shown
     assert result["requests"] == 60
+
+
+def test_a_router_that_can_be_closed_is_closed_whatever_happens():
+    closed = []
+
+    class Holding(NullRouter):
+        name = "holding"
+
+        def __init__(self, facts, seed):
+            self.fails = seed == 1
+
+        def route(self, request, now):
+            if self.fails:
+                raise RuntimeError("broken")
+            return 0
+
+        def close(self):
+            closed.append(self.fails)
+
+    run_one(make, WorkloadOptions(), "holding", Holding, SETTINGS, None)
+    with pytest.raises(RuntimeError, match="broken"):
+        run_one(make, WorkloadOptions(), "holding", Holding, replace(SETTINGS, seed=1), None)
+    assert closed == [False, True]
 
 
 def copes_up_to(knee, tried):

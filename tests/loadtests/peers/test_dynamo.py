@@ -1,4 +1,3 @@
-import os
 from random import Random
 
 import pytest
@@ -7,8 +6,6 @@ from extproc.sim.routing import PolicyUnavailableError
 from loadtests.peers.dynamo import Dynamo
 from loadtests.peers.dynamo_formula import DynamoFormula
 from tests.loadtests.peers.support import Asking, document, facts, removed, stored
-
-os.environ.setdefault("DYN_LOG", "error")
 
 
 @pytest.fixture
