@@ -48,6 +48,7 @@ class FleetSettings:
         network_s: one way, between router and engine; and from router to client, none.
         scrape_interval_s: how often metrics are read, unless the router has an interval of its own.
         kv_delay_s: from the end of a step to the arrival of its KV events.
+        kv_events: whether the engines publish KV events.
         kv_loss: share of KV event batches that are lost.
         kv_replay: whether lost batches can be asked for again.
         replay_s: how long such an answer takes.
@@ -64,6 +65,7 @@ class FleetSettings:
     network_s: float = 0.0005
     scrape_interval_s: float = 1.0
     kv_delay_s: float = 0.001
+    kv_events: bool = True
     kv_loss: float = 0.0
     kv_replay: bool = True
     replay_s: float = 0.02
@@ -133,13 +135,17 @@ class Fleet:
             )
         self.settings = settings
         facts = FleetFacts(
-            settings.replicas, settings.engine, settings.scrape_interval_s, settings.kv_delay_s
+            settings.replicas,
+            settings.engine,
+            settings.scrape_interval_s,
+            settings.kv_delay_s,
+            settings.kv_events,
         )
         self.router: FleetRouter = make(facts, settings.seed)
         self._scrape_interval_s: float = getattr(self.router, "scrape_interval_s", settings.scrape_interval_s)
         self.engines = [FleetEngine(settings.engine) for _ in range(settings.replicas)]
         self.measures = Measures(settings.replicas, settings.bin_s)
-        self._wants_events = getattr(self.router, "wants_kv_events", True)
+        self._wants_events = settings.kv_events and getattr(self.router, "wants_kv_events", True)
         for engine in self.engines:
             engine.pool.emit_events = self._wants_events
         if isinstance(self.router, SeesEngines):

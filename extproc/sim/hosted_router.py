@@ -59,7 +59,7 @@ class HostedRouter:
         self._first: dict[str, float] = {}  # request id -> time to first token, seconds
         self._next_tick = _TICK_S
         self.router.on_membership((Member(worker.endpoint, _POOL) for worker in self._workers), 0.0)
-        for worker in self._workers:
+        for worker in self._workers if facts.kv_events else ():
             self.router.on_kv_trust(worker, "subscribed before the first event", trusted=True)
 
     def route(self, request: SimRequest, now: float) -> int:

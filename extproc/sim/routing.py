@@ -57,6 +57,7 @@ class FleetFacts:
         engine: limits and time model of each of them.
         scrape_interval_s: how often metrics are read.
         kv_delay_s: from the end of an engine step to the arrival of its KV events.
+        kv_events: whether the engines publish any.
         model: name of the model.
     """
 
@@ -64,6 +65,7 @@ class FleetFacts:
     engine: EngineConfig
     scrape_interval_s: float = 1.0
     kv_delay_s: float = 0.001
+    kv_events: bool = True
     model: str = "sim"
 
 

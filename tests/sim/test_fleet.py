@@ -168,3 +168,10 @@ def test_block_sizes_must_agree():
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         FleetSettings(**wrong)
+
+
+def test_engines_without_kv_events_publish_none():
+    router, measures = recorded(alone([turn(100, 40, range(6), at) for at in range(3)], 1.0), kv_events=False)
+    assert not router.of("events")
+    assert not router.facts.kv_events
+    assert sum(measures.cached.values()) == 2 * 6 * BLOCK
