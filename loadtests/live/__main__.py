@@ -205,7 +205,7 @@ def _show(
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     out = Table(title=title, title_justify="left")
     for number, name in enumerate(head):
-        out.add_column(name, justify="right" if number else "left")
+        out.add_column(name, justify="right" if number else "left", no_wrap=not number)
     for row in rows:
         out.add_row(*row)
     return out

@@ -50,8 +50,8 @@ class Shape:
 
 
 WORKLOADS = ("documents", "chats")
-FULL = Shape(24, 10, 3600, 24, 6, 600, 16, 8, 40_000)
-"""Issue sizes: documents of about 5,000 tokens, chats that reach about as many; an engine holds a third."""
+FULL = Shape(24, 10, 3000, 24, 6, 500, 16, 8, 40_000)
+"""Documents of about 5,000 tokens, chats that grow to about as many; one engine holds a third of either."""
 QUICK = Shape(6, 5, 700, 6, 4, 120, 8, 4, 2_600)
 
 

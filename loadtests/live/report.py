@@ -141,14 +141,14 @@ def document(
     }
 
 
-OVERHEAD_HEAD = ("target", "added p50 ms", "added p95 ms", "max req/s", "of Envoy alone", "failed")
+OVERHEAD_HEAD = ("target", "added p50, ms", "added p95, ms", "max req/s", "of Envoy's", "failed")
 QUALITY_HEAD = (
     "target",
     "cached tokens",
-    "TTFT p50 ms",
-    "TTFT p95 ms",
-    "p50 against round robin",
-    "p95 against round robin",
+    "TTFT p50, ms",
+    "p95, ms",
+    "p50 of round robin's",
+    "p95 of round robin's",
     "failed",
 )
 
