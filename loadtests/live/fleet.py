@@ -5,9 +5,10 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from extproc.adapters.child_process import ChildError, ChildProcess
 from extproc.adapters.envoy_process import EnvoyProcess
@@ -146,8 +147,7 @@ async def start_simulated(
         shown = " ".join(["warmroute", *command[3:]])
         return Engine(f"127.0.0.1:{ready['port']}", ready["kv_events"], ready["kv_replay"], shown)
 
-    engines = await asyncio.gather(*(one(number) for number in range(count)))
-    return Fleet("simulated", tuple(engines), block_size)
+    return Fleet("simulated", tuple(await _together([one(number) for number in range(count)])), block_size)
 
 
 async def start_vllm(
@@ -157,6 +157,9 @@ async def start_vllm(
 
     async def one(number: int) -> Engine:
         command, environment = vllm_command.build(python, directory / f"vllm-{number}", blocks)
+        at = command.index("--max-model-len") + 1
+        # The engine refuses to start if one sequence of full length does not fit; one block is kept back.
+        command[at] = str(min(int(command[at]), (blocks - 1) * vllm_command.CPU_BLOCK_SIZE))
         endpoint, events, replay = vllm_command.endpoints(command)
         child = ChildProcess(
             command, directory / f"engine-{number}.log", env={**environment, "VLLM_SERVER_DEV_MODE": "1"}
@@ -168,8 +171,18 @@ async def start_vllm(
     # Importing takes most of the start, and two at once already use both cores of a small machine.
     engines: list[Engine] = []
     for start in range(0, count, 2):
-        engines += await asyncio.gather(*(one(n) for n in range(start, min(start + 2, count))))
+        engines += await _together([one(n) for n in range(start, min(start + 2, count))])
     return Fleet("vLLM", tuple(engines), vllm_command.CPU_BLOCK_SIZE)
+
+
+async def _together(starting: Sequence[Coroutine[Any, Any, Engine]]) -> list[Engine]:
+    """All of them; when one does not start, none is left starting."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in starting]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def vllm_shown(command: Sequence[str]) -> str:
