@@ -17,11 +17,18 @@ Source: `vllm/v1/core/block_pool.py` and `kv_cache_utils.py` (0.32); one full-at
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
 SPEC_KIND = "full_attention"
 """What the engine calls a KV cache group in which every block attends to every earlier one."""
+
+
+@lru_cache(maxsize=4)
+def _numbers(count: int) -> tuple[int, ...]:
+    """0 to count - 1, the same objects for every pool of a fleet."""
+    return tuple(range(count))
 
 
 class BlockPool:
@@ -54,8 +61,9 @@ class BlockPool:
         self.free = num_blocks - 1
         # The free queue is a doubly linked ring threaded through two arrays; index 0, the placeholder
         # block, is its sentinel: _next[0] is the head of the queue and _prev[0] its tail.
-        self._next = [*range(1, num_blocks), 0]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        numbers = _numbers(num_blocks)
+        self._next = [*numbers[1:], 0]
+        self._prev = [numbers[-1], *numbers[:-1]]
         self._references = [0] * num_blocks
         self._hash: list[int | None] = [None] * num_blocks
         # hash -> the one block that has it, or several in the order they were stored.
@@ -239,6 +247,11 @@ class BlockPool:
         if self.emit_events:
             self._events.append(AllBlocksCleared())
         return True
+
+    @property
+    def has_events(self) -> bool:
+        """Whether there were events since they were taken."""
+        return bool(self._events)
 
     def take_events(self) -> tuple[KvEvent, ...]:
         """Events since the last call, in order."""

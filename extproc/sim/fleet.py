@@ -13,7 +13,7 @@ Theory of operation. One heap holds what is going to happen, by time; at one ins
     START    sessions arrive
     SAMPLE   a time bin ends
 
-An engine is in the heap only while it is busy, once. KV event batches are numbered: a lost one is noticed
+An engine is in the heap only while it is busy. KV event batches are numbered: a lost one is noticed
 when the next one comes. With replay everything missing then comes `replay_s` later, in order, and what comes
 meanwhile waits; without, the router is told of the gap and the events after it still come.
 
@@ -267,7 +267,7 @@ class Fleet:
     def _submit(self, now: float, what: Any) -> None:
         flight: _Flight = what
         turn, engine = flight.turn, self.engines[flight.worker]
-        idle = engine.next_deadline() is None
+        before = engine.next_deadline()
         try:
             engine.submit(
                 EngineRequest(flight.request.request_id, turn.prompt_tokens, turn.output_tokens, turn.blocks),
@@ -276,12 +276,15 @@ class Fleet:
         except RequestTooLongError:
             self._failed(flight, "longer than max_model_len", now, routed=True)
             return
-        if idle:
-            self._push(now, _STEP, flight.worker)
+        deadline = engine.next_deadline()
+        if deadline is not None and deadline != before:
+            self._push(deadline, _STEP, flight.worker)
 
     def _step(self, now: float, what: Any) -> None:
         worker: int = what
         engine, heap = self.engines[worker], self._heap
+        if engine.next_deadline() != now:
+            return  # a request came, and the engine's next step ended earlier than this
         while True:
             for result in engine.tick(now):
                 self._publish(worker, result)
@@ -369,7 +372,9 @@ class Fleet:
 
     def _scrape(self, now: float, what: Any) -> None:
         worker: int = what
-        self.router.on_metrics(worker, self.engines[worker].snapshot(), now)
+        engine = self.engines[worker]
+        engine.settle(now)
+        self.router.on_metrics(worker, engine.snapshot(), now)
         self._push(now + self._scrape_interval_s, _SCRAPE, worker)
 
     def _sample(self, now: float, _: Any) -> None:

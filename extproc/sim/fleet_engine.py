@@ -14,16 +14,28 @@ What else is in the batch, prompts being computed, goes through `EngineModel` as
 sequence which was there already, the last one admitted: a prompt that is cut by the token budget leaves
 nothing for anybody behind it. (So the budget must be larger than the batch.)
 
+While only the group is running and the calendar is empty, steps differ in nothing but the context they read.
+Such a *quiet run* of steps is one: its deadline is the end of its last step. Whoever comes in the middle of
+it makes the engine settle first: the steps that are over are counted, and what is left of the run is given up
+if the next step may be another than was thought.
+
+    step in flight    ends at `_step_ends`; `_rest` quiet steps follow it, the last one ending at the deadline
+    settle(now)       the step in flight becomes the one that is in flight at `now`
+    submit, abort     settled; the deadline becomes the end of the step in flight
+
 Steps, times, events, first tokens, ends and statistics are those of `EngineModel`, which a test compares
 step by step; only `StepResult.emitted` stays empty, and steps with nothing to tell are left out.
 """
 
+import math
+from heapq import heappop, heappush
 from operator import attrgetter
 
 from extproc.sim.engine_model import ActiveSequence, EngineModel, Step
-from extproc.sim.engine_types import EngineConfig, StepResult
+from extproc.sim.engine_types import EngineConfig, EngineRequest, StepResult
 
 _by_order = attrgetter("order")
+_NEVER = 1 << 62
 
 
 class FleetEngine(EngineModel):
@@ -33,7 +45,20 @@ class FleetEngine(EngineModel):
         ValueError: `max_num_seqs` is not below `max_num_batched_tokens`.
     """
 
-    __slots__ = ("_context", "_decodes", "_due", "_ended", "_ends", "_joined", "_number", "_partial")
+    __slots__ = (
+        "_context",
+        "_decodes",
+        "_due",
+        "_due_numbers",
+        "_end_numbers",
+        "_ended",
+        "_ends",
+        "_joined",
+        "_number",
+        "_partial",
+        "_rest",
+        "_step_ends",
+    )
 
     def __init__(self, config: EngineConfig) -> None:
         if config.max_num_seqs >= config.max_num_batched_tokens:
@@ -49,7 +74,26 @@ class FleetEngine(EngineModel):
         self._joined = 0  # members so far
         self._due: dict[int, list[ActiveSequence]] = {}
         self._ends: dict[int, list[ActiveSequence]] = {}
+        self._due_numbers: list[int] = []  # heaps of the keys of both
+        self._end_numbers: list[int] = []
         self._partial: ActiveSequence | None = None
+        self._rest = 0
+        self._step_ends = 0.0
+
+    def submit(self, request: EngineRequest, now: float) -> None:
+        """As `EngineModel.submit`."""
+        self.settle(now)
+        super().submit(request, now)
+        self._give_up_rest()
+
+    def settle(self, now: float) -> None:
+        """Count the quiet steps that ended before `now`. Statistics are then those at `now`."""
+        if self._rest and self._step_ends < now:
+            self._skip(self._rest, now)
+
+    def step_left_s(self, now: float) -> float:
+        """As `EngineModel.step_left_s`, once it has settled."""
+        return 0.0 if self._step is None else max(0.0, self._step_ends - now)
 
     def tick(self, now: float) -> list[StepResult]:
         """As `EngineModel.tick`, without the steps that bring nothing to tell."""
@@ -57,10 +101,13 @@ class FleetEngine(EngineModel):
         while (at := self._deadline) is not None and at <= now:
             step = self._step
             if step is not None:
+                if self._rest:
+                    self._skip(self._rest, None)
                 result = self._end_step(step, at)
                 if result.events or result.first_tokens or result.finished:
                     results.append(result)
             self._begin_step(at)
+        self.settle(math.nextafter(now, math.inf))
         return results
 
     def _after_step(self, sequence: ActiveSequence) -> tuple[ActiveSequence, int, int]:
@@ -76,7 +123,62 @@ class FleetEngine(EngineModel):
             self._leave(sequence)
             if sequence is self._partial:
                 self._partial = None
+            self._give_up_rest()
         return super().abort(request_id)
+
+    # --- quiet runs ------------------------------------------------------------------------------------
+
+    def _begin_step(self, at: float) -> None:
+        super()._begin_step(at)
+        step, ends = self._step, self._deadline
+        if step is None or ends is None:
+            return
+        self._step_ends = ends
+        if self._waiting or step.sequences or self.pool.has_events:
+            return
+        # The last step that begins and ends like the one in flight.
+        last = min(_first(self._due_numbers, self._number + 1) - 1, _first(self._end_numbers, self._number))
+        self._rest = rest = last - self._number
+        if rest > 0:
+            time, decodes, context = self.config.time, step.decodes, step.context
+            fixed, per_token = time.base_ms + time.decode_ms_per_sequence * decodes, time.context_ms_per_token
+            for _ in range(rest):
+                context += decodes
+                ends += (fixed + per_token * context) / 1000.0
+            self._deadline = ends
+
+    def _skip(self, most: int, before: float | None) -> None:
+        """Count up to `most` quiet steps that end before a time (None: whenever) and let the next one fly."""
+        step = self._step
+        assert step is not None  # noqa: S101 - there is no rest without a step
+        time, decodes, context = self.config.time, step.decodes, step.context
+        fixed, per_token = time.base_ms + time.decode_ms_per_sequence * decodes, time.context_ms_per_token
+        began, ends = self._step_began, self._step_ends
+        spans: list[float] = []
+        while len(spans) < most and (before is None or ends < before):
+            spans.append(ends - began)
+            began = ends
+            context += decodes
+            ends = began + (fixed + per_token * context) / 1000.0
+        count = len(spans)
+        stats = self.stats
+        low, high = min(spans), max(spans)
+        if not stats.inter_token.observe_run(low, high, sum(spans) * decodes, count * decodes):
+            for span in spans:
+                stats.inter_token.observe(span, decodes)
+        stats.generation_tokens += decodes * count
+        stats.step_tokens.observe(decodes, count)
+        self._context += decodes * count
+        self._number += count
+        self._rest -= count
+        step.context = context
+        self._step_began = self._ended = began
+        self._step_ends = ends
+
+    def _give_up_rest(self) -> None:
+        if self._rest:
+            self._rest = 0
+            self._deadline = self._step_ends
 
     # --- a step ----------------------------------------------------------------------------------------
 
@@ -167,7 +269,7 @@ class FleetEngine(EngineModel):
         self._joined += 1
         self._decodes += 1
         self._context += sequence.computed
-        self._ends.setdefault(sequence.total - 1 - sequence.offset, []).append(sequence)
+        _enter(self._ends, self._end_numbers, sequence.total - 1 - sequence.offset, sequence)
         self._plan(sequence)
 
     def _leave(self, sequence: ActiveSequence) -> None:
@@ -183,7 +285,7 @@ class FleetEngine(EngineModel):
         at = min(sequence.capacity + 1, sequence.commit_at)
         sequence.due = at - sequence.offset
         if at < sequence.total:
-            self._due.setdefault(sequence.due, []).append(sequence)
+            _enter(self._due, self._due_numbers, sequence.due, sequence)
 
     def _attend(self, sequence: ActiveSequence) -> bool:
         """Get a member the block it needs, and make the one that is full reusable. True if memory ran out."""
@@ -211,3 +313,21 @@ class FleetEngine(EngineModel):
             sequence.last_token_at = self._ended
             self._leave(sequence)
         super()._preempt(sequence)
+
+
+def _enter(
+    calendar: dict[int, list[ActiveSequence]], numbers: list[int], number: int, sequence: ActiveSequence
+) -> None:
+    there = calendar.get(number)
+    if there is None:
+        calendar[number] = [sequence]
+        heappush(numbers, number)
+    else:
+        there.append(sequence)
+
+
+def _first(numbers: list[int], least: int) -> int:
+    """The smallest of a heap of numbers that is at least `least`; smaller ones are dropped."""
+    while numbers and numbers[0] < least:
+        heappop(numbers)
+    return numbers[0] if numbers else _NEVER

@@ -26,6 +26,19 @@ class Histogram:
         self.total += value * times
         self.count += times
 
+    def observe_run(self, low: float, high: float, total: float, times: int) -> bool:
+        """Count `times` values between `low` and `high` that sum to `total`.
+
+        False, and nothing is counted, if a bound lies between them: observe them one by one.
+        """
+        bucket = bisect_left(self.bounds, low)
+        if bucket != bisect_left(self.bounds, high):
+            return False
+        self.counts[bucket] += times
+        self.total += total
+        self.count += times
+        return True
+
     def cumulative(self) -> list[tuple[str, float]]:
         """(`le` label, observations up to it), the last one being `+Inf`."""
         out: list[tuple[str, float]] = []

@@ -20,8 +20,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from random import Random
 
-from extproc.sim.engine_model import EngineModel
 from extproc.sim.engine_types import Outlook
+from extproc.sim.fleet_engine import FleetEngine
 from extproc.sim.routing import FleetFacts, NullRouter, SimRequest
 
 _TIE_S = 1e-9
@@ -37,13 +37,13 @@ class Oracle(NullRouter):
         self._config = facts.engine
         self._time = facts.engine.time
         self._rng = Random(seed)  # noqa: S311 - a simulation
-        self._engines: Sequence[EngineModel] = ()
+        self._engines: Sequence[FleetEngine] = ()
         # Routed, and on the wire to the engine: by worker, in order.
         self._flying: list[dict[str, SimRequest]] = [{} for _ in range(facts.replicas)]
         self._network_s = 0.0
         self._sent: dict[str, float] = {}
 
-    def attach(self, engines: Sequence[EngineModel], network_s: float) -> None:
+    def attach(self, engines: Sequence[FleetEngine], network_s: float) -> None:
         """See `SeesEngines`."""
         self._engines = engines
         self._network_s = network_s
@@ -54,6 +54,7 @@ class Oracle(NullRouter):
         least = float("inf")
         for worker, engine in enumerate(self._engines):
             self._land(worker, now)
+            engine.settle(now)
             outlook = engine.outlook()
             cost = self._cost(request, engine, outlook, self._flying[worker], now)
             load = len(outlook) + len(self._flying[worker])
@@ -76,7 +77,7 @@ class Oracle(NullRouter):
     def _cost(
         self,
         request: SimRequest,
-        engine: EngineModel,
+        engine: FleetEngine,
         outlook: Sequence[Outlook],
         flying: dict[str, SimRequest],
         now: float,

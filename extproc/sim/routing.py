@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from extproc.core.errors import WarmrouteError
 from extproc.core.types import EngineMetrics, KvEvent
-from extproc.sim.engine_model import EngineModel
 from extproc.sim.engine_types import EngineConfig
+from extproc.sim.fleet_engine import FleetEngine
 from extproc.sim.sessions import Turn
 
 
@@ -124,7 +124,7 @@ class PolicyUnavailableError(WarmrouteError):
 class SeesEngines(Protocol):
     """A bound that looks into the engines, as no real router can."""
 
-    def attach(self, engines: Sequence[EngineModel], network_s: float) -> None:
+    def attach(self, engines: Sequence[FleetEngine], network_s: float) -> None:
         """Called once, before the first request. `network_s`: from `route` to the engine."""
         ...
 

@@ -21,3 +21,13 @@ def test_weighted_observations_equal_repeated_ones(values: list[tuple[int, int]]
             repeated.observe(value)
     assert weighted.cumulative() == repeated.cumulative()
     assert weighted.totals() == repeated.totals()
+
+
+def test_a_run_of_values_is_counted_at_once_unless_a_bound_lies_between_them():
+    one, many = Histogram([1.0, 2.0]), Histogram([1.0, 2.0])
+    for value in (1.25, 1.5, 2.0):
+        one.observe(value)
+    assert many.observe_run(1.25, 2.0, 4.75, 3)
+    assert (one.counts, one.total, one.count) == (many.counts, many.total, many.count)
+    assert not many.observe_run(0.5, 1.5, 2.0, 2)
+    assert many.count == 3
