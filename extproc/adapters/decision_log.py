@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from extproc.core.router import Released
+from extproc.core.outcomes import Released
 from extproc.core.types import Candidate
 
 _ENCODER = msgspec.json.Encoder()

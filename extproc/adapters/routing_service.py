@@ -12,7 +12,8 @@ from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.core.errors import NoEndpointError
 from extproc.core.namespace import Namespace
-from extproc.core.router import Released, Router, fallbacks
+from extproc.core.outcomes import Released
+from extproc.core.router import Router, fallbacks
 from extproc.core.types import Completion, Decision, Outcome, RoutingRequest
 from extproc.protocol.endpoint_picker import match_subset
 from extproc.protocol.ext_proc_messages import PassThrough, Route

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
-from extproc.core.estimators import OutputLengths
 from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex
+from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
-from extproc.core.ttft_model import TtftModels
 from extproc.core.types import Candidate, RoutingRequest, WorkerId
 from extproc.core.worker_table import WorkerState
 
@@ -45,8 +44,7 @@ class CandidateBuilder:
 
     ledger: LoadLedger
     index: KvIndex
-    ttft: TtftModels
-    outputs: OutputLengths
+    learned: Learned
     trust: TrustBook
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
@@ -57,7 +55,7 @@ class CandidateBuilder:
     ) -> tuple[list[Candidate], Chains]:
         """One candidate per state, in their order, and the request's block hashes."""
         hits, chains = self._match(request, states)
-        expected = self.outputs.expected(request.model, request.max_output_tokens)
+        expected = self.learned.outputs.expected(request.model, request.max_output_tokens)
         foreign = self._foreign_waiting(states, now)
         candidates = [
             self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
@@ -142,7 +140,8 @@ class CandidateBuilder:
                 request.sequences,
             ),
             WorkerFacts(
-                ttft=self.ttft.of(state.member.pool).coefficients(state.id),
+                ttft=self.learned.ttft.of(state.member.pool).coefficients(state.id),
+                step=self.learned.steps.of(state.member.pool).coefficients,
                 queued_prefill_ms=load.queued_prefill_ms,
                 foreign_waiting=foreign_waiting,
                 sequences=running,
@@ -163,6 +162,7 @@ class CandidateBuilder:
             metrics_age_s=state.metrics_age_s(now),
             confidence=confidence,
             sequences=running,
+            context_tokens=load.context_tokens,
         )
 
 

@@ -5,8 +5,8 @@
               + requests waiting there that are not ours * prefill of ours  [the engine's count beyond them]
     prefill = per_token * uncovered + per_mpair * attention pairs           [see `extproc.core.ttft_model`]
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
-    decode  = expected_output * 2 * step_ms_per_sequence * n                [they slow us, we slow them]
-              + expected_output * step_ms_per_1k_context * context_there / 1000
+    decode  = output * (per_sequence * n + per_1k_context * context / 1000)            [they slow us]
+              + output * n * (per_sequence + per_1k_context * prompt / 1000)           [we slow them]
               + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
 
@@ -17,13 +17,16 @@ context, so its time grows with the batch and with the context read (the usual r
 
 from dataclasses import dataclass
 
+from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import CostBreakdown
+
+_STEP_BASE_MS = 10.0  # only differences between workers count, and this is no difference
 
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """Coefficients. The first three are priors: they are learned as requests complete.
+    """Coefficients. Rates, times and steps are priors: they are learned as requests complete.
 
     Attributes:
         prefill_tokens_per_s: prefill rate until it is learned. 8,000 is a 7-8B model on one A100-class GPU.
@@ -52,6 +55,10 @@ class CostSettings:
     max_extra_ttft_ms: float = 2_000.0
     max_warm_wait_ms: float = 10_000.0
 
+    def step_prior(self) -> StepCoefficients:
+        """What output tokens cost until it is learned."""
+        return StepCoefficients(_STEP_BASE_MS, self.step_ms_per_sequence, self.step_ms_per_1k_context)
+
     def ttft_prior(self) -> TtftCoefficients:
         """What first tokens cost until it is learned."""
         return TtftCoefficients(
@@ -72,6 +79,7 @@ class WorkerFacts:
     sequences: int  # running there, ours and others'
     context_tokens: int
     capacity_tokens: int | None
+    step: StepCoefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +107,11 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         + worker.foreign_waiting * ttft.prefill_ms(request.prompt_tokens, 0)
     )
     output = request.expected_output * request.sequences
+    step = worker.step
+    per_token = step.per_1k_context_ms / 1000.0
     decode_ms = (
-        output * 2.0 * settings.step_ms_per_sequence * worker.sequences
-        + output * settings.step_ms_per_1k_context * worker.context_tokens / 1000.0
+        output * (step.per_sequence_ms * worker.sequences + per_token * worker.context_tokens)
+        + output * worker.sequences * (step.per_sequence_ms + per_token * request.prompt_tokens)
         + settings.interference * (worker.sequences + 1) * prefill_ms
     )
     kv_risk_ms = 0.0

@@ -13,13 +13,13 @@ from extproc.core.assumed_cache import AssumedCache
 from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
-from extproc.core.estimators import OutputLengths
 from extproc.core.kv_index import KvIndex
+from extproc.core.learned import Learned
 from extproc.core.load_ledger import Lease, LoadLedger
+from extproc.core.outcomes import Released, suspects
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.trust import TrustBook, Verdict
-from extproc.core.ttft_model import TtftModels
 from extproc.core.types import (
     Completion,
     Decision,
@@ -31,10 +31,6 @@ from extproc.core.types import (
     WorkerId,
 )
 from extproc.core.worker_table import MembershipChange, WorkerTable
-
-# A request teaches what prefill costs only if next to nothing was queued ahead of it.
-_ALONE_SHARE = 0.05
-_ALONE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +51,6 @@ class RouterSettings:
     stream_grace_s: float = 5.0
     failure_limit: int = 3
     unreachable_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """A lease that has ended, and how: what the decision log and the audit are made from."""
-
-    lease: Lease
-    completion: Completion
-    released_at: float
-
-    @property
-    def predicted_cached_tokens(self) -> int | None:
-        """The prediction for the worker that served it; None when there was none to make.
-
-        Engines count blocks loaded back from a slower tier as cached, so both are in it.
-        """
-        decision = self.lease.decision
-        if not decision.request.keyed_prompts:
-            return None
-        served = self.completion.served_by
-        hits = (
-            candidate.cached_tokens + candidate.offloaded_tokens
-            for candidate in decision.candidates
-            if served in (None, candidate.worker.endpoint)
-        )
-        return next(hits, None)
-
-    @property
-    def prediction_was_exact(self) -> bool | None:
-        """Whether the engine cached exactly what was predicted; None when it cannot be compared."""
-        predicted, actual = self.predicted_cached_tokens, self.completion.cached_tokens
-        if predicted is None or actual is None or self.lease.sequences != 1:
-            return None
-        return predicted == actual
 
 
 class Router:
@@ -121,15 +83,13 @@ class Router:
         self.ledger = LoadLedger()
         self.index = KvIndex()
         self.assumed = AssumedCache(self.index)
-        self.ttft = TtftModels(self.costs.ttft_prior())
-        self.outputs = OutputLengths(self.costs.expected_output_tokens)
+        self.learned = Learned(self.costs)
         self.trust = TrustBook()
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
             ledger=self.ledger,
             index=self.index,
-            ttft=self.ttft,
-            outputs=self.outputs,
+            learned=self.learned,
             trust=self.trust,
             pools=self._pools,
             costs=self.costs,
@@ -202,18 +162,20 @@ class Router:
 
     def release(self, lease_id: str, completion: Completion, now: float) -> Released | None:
         """End a request: give back its load and learn from it. None when it had ended before."""
-        lease = self.ledger.release(lease_id, now)
+        lease = self.ledger.get(lease_id)
         if lease is None:
             return None
+        load = self.ledger.load(lease.worker, now)
+        self.ledger.release(lease_id, now)
         self._unreserve(lease)
         if completion.served_by is None and lease.served_by is not None:
             completion = replace(completion, served_by=lease.served_by)
-        for endpoint in _suspects(lease, completion):
+        for endpoint in suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
         released = Released(lease, completion, now)
         self._audit(released)
         self._assume(released)
-        self._learn(released)
+        self.learned.learn(released, load)
         return released
 
     # --- signals -----------------------------------------------------------------------------------
@@ -227,7 +189,7 @@ class Router:
             released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
             self.index.remove_worker(worker)
             self.assumed.remove_worker(worker)
-            self.ttft.forget(worker)
+            self.learned.forget(worker)
             self.trust.forget(worker)
             self._reconciler.forget(worker)
         for worker in change.added:
@@ -341,29 +303,6 @@ class Router:
         for chain in lease.reserved:
             self.assumed.record(worker, chain, capacity)
 
-    def _learn(self, released: Released) -> None:
-        lease, completion = released.lease, released.completion
-        if completion.outcome is not Outcome.FINISHED:
-            return
-        decision = lease.decision
-        if completion.output_tokens is not None and lease.sequences == 1:
-            self.outputs.observe(decision.request.model, completion.output_tokens)
-        chosen, first_body_ms = decision.chosen, completion.upstream_first_body_ms
-        if first_body_ms is None or not decision.request.stream or lease.sequences != 1:
-            return
-        if completion.served_by not in (None, chosen.worker.endpoint):
-            return
-        cached = chosen.cached_tokens if completion.cached_tokens is None else completion.cached_tokens
-        uncovered = max(0, decision.request.prompt_tokens - cached)
-        if chosen.queued_prefill_tokens <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:
-            self.ttft.of(decision.request.pool).observe(
-                chosen.worker,
-                uncovered=uncovered,
-                cached=cached,
-                sequences=chosen.sequences,
-                ttft_ms=first_body_ms,
-            )
-
     def _why_nothing_is_ready(self, request: RoutingRequest) -> str:
         members = [s for s in self.table.all() if s.member.pool == request.pool]
         if not members:
@@ -371,23 +310,6 @@ class Router:
         if request.subset is not None and not any(s.id.endpoint in request.subset for s in members):
             return "none of the endpoints the gateway allows is a member of the pool"
         return f"none of the {len(members)} workers of pool {request.pool!r} is ready"
-
-    def with_policy(self, policy: Policy) -> None:
-        """Order candidates by another policy from now on."""
-        self._policy = policy
-
-
-def _suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
-    """Endpoints this request failed at."""
-    chosen, served = lease.worker.endpoint, completion.served_by
-    if completion.outcome is Outcome.FAILED:
-        return (served or chosen,)
-    if completion.outcome is Outcome.REJECTED:
-        tried = completion.labels.get("tried")
-        return () if tried is None else (chosen, tried)
-    # A retry took the request elsewhere: the first choice refused it or died under it.
-    retried = (completion.attempts or 1) > 1
-    return (chosen,) if retried and served is not None and served != chosen else ()
 
 
 def fallbacks(decision: Decision, limit: int) -> tuple[str, ...]:

@@ -183,6 +183,7 @@ class Candidate:
     metrics_age_s: float | None
     confidence: float = 1.0  # share of the predicted hit that the price counts on
     sequences: int = 0  # running there, ours and others'
+    context_tokens: int = 0  # that our own sequences there hold
 
 
 class Reason(StrEnum):

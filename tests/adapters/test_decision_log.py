@@ -56,7 +56,7 @@ def test_one_line_tells_the_whole_story(tmp_path, router):
     assert entry["decision"] == "warm-partial"
     assert entry["prefix_key"] == f"{hashes(PROMPT)[5]:016x}"
     assert entry["ttft_ms"] == 31.5
-    assert entry["queue_wait_ms"] == 0.0
+    assert entry["queue_wait_ms"] == 10.0  # only the step it has to wait for
     assert len(entry["candidate_workers"]) == 2
     for candidate in entry["candidate_workers"]:
         terms = ("queue_ms", "prefill_ms", "decode_ms", "kv_risk_ms")

@@ -2,12 +2,11 @@ import pytest
 
 from extproc.core.candidates import CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
-from extproc.core.estimators import OutputLengths
 from extproc.core.hashing import token_array
 from extproc.core.kv_index import KvIndex
+from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
-from extproc.core.ttft_model import TtftModels
 from extproc.core.types import BlockStored, Tier
 from extproc.core.worker_table import WorkerTable
 from tests.support.core import BLOCK, decision, members, metrics, request, stored, worker
@@ -23,8 +22,7 @@ class Fleet:
         self.builder = CandidateBuilder(
             ledger=LoadLedger(),
             index=KvIndex(),
-            ttft=TtftModels(costs.ttft_prior()),
-            outputs=OutputLengths(100.0),
+            learned=Learned(costs),
             trust=TrustBook(),
             pools={"default": PoolFacts(block_size=block_size)},
             costs=costs,

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients
 
 SETTINGS = CostSettings()
@@ -19,6 +20,7 @@ def worker(**fields):
         "sequences": 0,
         "context_tokens": 0,
         "capacity_tokens": None,
+        "step": StepCoefficients(10.0, 0.1, 0.02),
     }
     return WorkerFacts(**{**defaults, **fields})
 
@@ -77,6 +79,7 @@ workers = st.builds(
     sequences=st.integers(0, 500),
     context_tokens=st.integers(0, 10**6),
     capacity_tokens=st.none() | st.integers(1, 10**6),
+    step=st.builds(StepCoefficients, st.floats(0, 100), st.floats(0, 5), st.floats(0, 5)),
 )
 
 

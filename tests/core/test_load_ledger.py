@@ -93,7 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         target=leases,
         n=st.integers(0, 2),
-        prefill=st.floats(0, 500),
+        prefill=st.integers(0, 500),
         tokens=st.integers(0, 1000),
         sequences=st.integers(1, 3),
     )

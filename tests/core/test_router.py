@@ -283,7 +283,7 @@ def test_times_are_learned_from_streams_that_did_not_queue():
             Completion(Outcome.FINISHED, upstream_first_body_ms=250.0, cached_tokens=0, output_tokens=5),
             n * 10 + 1.0,
         )
-    fit = router.ttft.of("default").coefficients(worker(0))
+    fit = router.learned.ttft.of("default").coefficients(worker(0))
     assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
 
 

@@ -78,7 +78,7 @@ def test_speed_and_lengths_are_learned_from_ends():
         router.on_finished(name, 0, 77, 10.0 * at + 5.0)
     assert predicted[0] < 1000
     assert predicted[-1] > 3 * predicted[0]
-    assert router.router.outputs.expected("sim", None) == 77
+    assert router.router.learned.outputs.expected("sim", None) == 77
 
 
 def test_metrics_reach_the_worker_table():

@@ -1,0 +1,69 @@
+"""What the router learns from finished requests: lengths, and what first and further tokens cost."""
+
+from extproc.core.cost import CostSettings
+from extproc.core.estimators import OutputLengths
+from extproc.core.load_ledger import WorkerLoad
+from extproc.core.outcomes import Released
+from extproc.core.step_model import StepModels
+from extproc.core.ttft_model import TtftModels
+from extproc.core.types import Outcome, WorkerId
+
+# A request teaches what prefill costs only if next to nothing was queued ahead of it.
+_ALONE_SHARE = 0.05
+_ALONE_TOKENS = 8
+_MIN_OUTPUT = 16  # tokens: shorter answers say little about the time of one
+
+
+class Learned:
+    """All estimates, with priors from the settings until there are samples."""
+
+    def __init__(self, costs: CostSettings) -> None:
+        self.outputs = OutputLengths(costs.expected_output_tokens)
+        self.ttft = TtftModels(costs.ttft_prior())
+        self.steps = StepModels(costs.step_prior())
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone."""
+        self.ttft.forget(worker)
+
+    def learn(self, released: Released, load: WorkerLoad) -> None:
+        """Take in a finished request; `load` is that of its worker just before it was released."""
+        lease, completion = released.lease, released.completion
+        request, chosen = lease.decision.request, lease.decision.chosen
+        if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
+            return
+        if completion.output_tokens is not None:
+            self.outputs.observe(request.model, completion.output_tokens)
+        # Without a stream the first byte is the last token's.
+        if request.stream and completion.served_by in (None, chosen.worker.endpoint):
+            self._first_token(released)
+            self._further_tokens(released, load)
+
+    def _first_token(self, released: Released) -> None:
+        request, chosen = released.lease.decision.request, released.lease.decision.chosen
+        took_ms, cached = released.completion.upstream_first_body_ms, released.completion.cached_tokens
+        if took_ms is None:
+            return
+        cached = chosen.cached_tokens if cached is None else cached
+        uncovered = max(0, request.prompt_tokens - cached)
+        if chosen.queued_prefill_tokens <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:
+            self.ttft.of(request.pool).observe(
+                chosen.worker,
+                uncovered=uncovered,
+                cached=cached,
+                sequences=chosen.sequences,
+                ttft_ms=took_ms,
+            )
+
+    def _further_tokens(self, released: Released, load: WorkerLoad) -> None:
+        request, chosen = released.lease.decision.request, released.lease.decision.chosen
+        completion = released.completion
+        tokens, first_ms, all_ms = completion.output_tokens, completion.first_body_ms, completion.duration_ms
+        if tokens is None or tokens < _MIN_OUTPUT or first_ms is None or all_ms is None:
+            return
+        # Load changes while a request decodes; the mean of its two ends stands for it.
+        self.steps.of(request.pool).observe(
+            sequences=(chosen.sequences + 1 + load.sequences) / 2,
+            context_tokens=(chosen.context_tokens + request.prompt_tokens + load.context_tokens + tokens) / 2,
+            tpot_ms=(all_ms - first_ms) / (tokens - 1),
+        )

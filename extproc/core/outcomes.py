@@ -1,0 +1,53 @@
+"""What became of a request: the value the audit, the learning and the decision log are made from."""
+
+from dataclasses import dataclass
+
+from extproc.core.load_ledger import Lease
+from extproc.core.types import Completion, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A lease that has ended, and how: what the decision log and the audit are made from."""
+
+    lease: Lease
+    completion: Completion
+    released_at: float
+
+    @property
+    def predicted_cached_tokens(self) -> int | None:
+        """The prediction for the worker that served it; None when there was none to make.
+
+        Engines count blocks loaded back from a slower tier as cached, so both are in it.
+        """
+        decision = self.lease.decision
+        if not decision.request.keyed_prompts:
+            return None
+        served = self.completion.served_by
+        hits = (
+            candidate.cached_tokens + candidate.offloaded_tokens
+            for candidate in decision.candidates
+            if served in (None, candidate.worker.endpoint)
+        )
+        return next(hits, None)
+
+    @property
+    def prediction_was_exact(self) -> bool | None:
+        """Whether the engine cached exactly what was predicted; None when it cannot be compared."""
+        predicted, actual = self.predicted_cached_tokens, self.completion.cached_tokens
+        if predicted is None or actual is None or self.lease.sequences != 1:
+            return None
+        return predicted == actual
+
+
+def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
+    """Endpoints this request failed at."""
+    chosen, served = lease.worker.endpoint, completion.served_by
+    if completion.outcome is Outcome.FAILED:
+        return (served or chosen,)
+    if completion.outcome is Outcome.REJECTED:
+        tried = completion.labels.get("tried")
+        return () if tried is None else (chosen, tried)
+    # A retry took the request elsewhere: the first choice refused it or died under it.
+    retried = (completion.attempts or 1) > 1
+    return (chosen,) if retried and served is not None and served != chosen else ()

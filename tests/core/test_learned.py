@@ -1,0 +1,62 @@
+import pytest
+
+from extproc.core.cost import CostSettings
+from extproc.core.learned import Learned
+from extproc.core.load_ledger import IDLE, LoadLedger, WorkerLoad
+from extproc.core.outcomes import Released
+from extproc.core.types import Completion, Outcome
+from tests.support.core import decision, worker
+
+
+def finish(learned, *, load=IDLE, outcome=Outcome.FINISHED, stream=True, queued=0.0, **fields):
+    made = decision("a", prompt_tokens=1000, uncovered=1000)
+    made.request.stream = stream
+    object.__setattr__(made.candidates[0], "queued_prefill_tokens", queued)
+    lease = LoadLedger().admit(made, 1, (), 0.0, 1e9)
+    defaults = {
+        "upstream_first_body_ms": 500.0,
+        "first_body_ms": 502.0,
+        "duration_ms": 502.0 + 99 * 20.0,
+        "output_tokens": 100,
+        "cached_tokens": 0,
+    }
+    learned.learn(Released(lease, Completion(outcome, **{**defaults, **fields}), 1.0), load)
+
+
+def first_token_ms(learned):
+    fit = learned.ttft.of("default").coefficients(worker(0))
+    return fit.wait_ms(0) + fit.prefill_ms(1000, 0)
+
+
+def test_lengths_first_tokens_and_steps_are_learned():
+    learned = Learned(CostSettings())
+    for _ in range(30):
+        finish(learned, load=WorkerLoad(active=1, sequences=1))
+    assert learned.outputs.expected("tiny", None) == 100
+    assert first_token_ms(learned) == pytest.approx(500.0, rel=0.05)
+    assert learned.steps.of("default").coefficients.tpot_ms(1, 1000) == pytest.approx(20.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": Outcome.CANCELLED},
+        {"stream": False},
+        {"upstream_first_body_ms": None, "first_body_ms": None},
+        {"served_by": worker(3).endpoint},
+    ],
+)
+def test_what_says_nothing_about_times_teaches_none(fields):
+    learned = Learned(CostSettings())
+    before = first_token_ms(learned), learned.steps.of("default").coefficients
+    for _ in range(30):
+        finish(learned, **fields)
+    assert (first_token_ms(learned), learned.steps.of("default").coefficients) == before
+
+
+def test_a_request_that_queued_teaches_no_prefill():
+    learned = Learned(CostSettings())
+    before = first_token_ms(learned)
+    for _ in range(30):
+        finish(learned, queued=5000.0)
+    assert first_token_ms(learned) == before
