@@ -6,8 +6,9 @@ that share their first `hot_tokens`, with `tail_tokens` of their own: group "hot
 every request is a session of its own and is answered with `output_tokens`. What the workload asks: whether
 the flood is spread before it queues, and whether the cold requests are served meanwhile.
 
-Defaults: 60 s, cold 1.5 a second of 3,000 tokens; flood from 10 s to 40 s, 15 a second sharing 4,000 tokens
-with 50 of their own; output 100; `block_size` 16. There is no trace.
+Defaults: 40 s, cold 3 a second of 3,000 tokens; flood from 10 s to 25 s, 120 a second sharing 4,000 tokens
+with 50 of their own; output 100; `block_size` 16. That is more than one engine of the preset "medium" can
+decode, and less than four can. There is no trace.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from extproc.sim.workloads.lazily import Lazily
 def flood(
     options: WorkloadOptions,
     *,
-    duration_s: float = 60.0,
-    cold_rate: float = 1.5,
+    duration_s: float = 40.0,
+    cold_rate: float = 3.0,
     cold_tokens: int = 3000,
     flood_from_s: float = 10.0,
-    flood_to_s: float = 40.0,
-    hot_rate: float = 15.0,
+    flood_to_s: float = 25.0,
+    hot_rate: float = 120.0,
     hot_tokens: int = 4000,
     tail_tokens: int = 50,
     output_tokens: int = 100,

@@ -5,12 +5,12 @@ Definition. Four tenants, none of whose content another shares:
     "docs"    `documents`     questions on few documents                     2 a second
     "agents"  `coding-agent`  sessions of its stand-in, cut to 12 requests   0.1 sessions a second
     "batch"   `azure-control` unlike prompts                                 2 a second
-    "launch"  `flood`         a flood on one prefix beside a cold tail       its own arrivals
+    "launch"  `flood`         a flood on one prefix beside a cold tail       15 and 1.5 a second
 
-Documents and agents arrive as Poisson processes, the others at their own times, stretched to the rate given.
-It lasts `duration_s`, 60 s: sessions that begin later are left out. What the workload asks: whether one
-tenant's flood or long prompts become another's waiting time. Everything is generated; there is no trace.
-`block_size` is 16 throughout.
+Documents and agents arrive as Poisson processes, the batch at its own times, stretched to the rate given, and
+the flood when `flood` says. It lasts `duration_s`, 60 s: sessions that begin later are left out. What the
+workload asks: whether one tenant's flood or long prompts become another's waiting time. Everything is
+generated; there is no trace. `block_size` is 16 throughout.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def multi_tenant(options: WorkloadOptions, *, duration_s: float = 60.0) -> Workl
             "docs": offered(documents(own, block_size=_BLOCK_SIZE), rate=2.0, seed=seed),
             "agents": offered(agents, rate=0.1, seed=seed + 1),
             "batch": offered(azure_control(own, block_size=_BLOCK_SIZE), rate=2.0),
-            "launch": flood(own, block_size=_BLOCK_SIZE),
+            "launch": flood(own, duration_s=duration_s, cold_rate=1.5, hot_rate=15.0, block_size=_BLOCK_SIZE),
         }
 
     def belonging(tenant: str, workload: Workload) -> Iterator[Session]:
