@@ -10,6 +10,7 @@ from extproc.adapters.ext_proc_server import ExtProcService
 from extproc.adapters.health_server import HealthService
 from extproc.core.errors import WarmrouteError
 from extproc.pb import access_log_pb2, ext_proc_pb2, health_pb2
+from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_picker import (
     ACCESS_LOG_SERVICE,
     EXTERNAL_PROCESSOR_SERVICE,
@@ -50,8 +51,10 @@ async def start_grpc_server(
     clean 413 from us instead of a gRPC error.
 
     Raises:
+        AddressError: `address` is not `host:port`. (gRPC itself would take a default port.)
         WarmrouteError: the address cannot be bound.
     """
+    parse_address(address, lowest_port=0)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", min(2 * max_body_bytes + (1 << 20), (1 << 31) - 1)),

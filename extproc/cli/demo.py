@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("engines", "documents", "questions", "concurrency"):
         if getattr(args, name) < 1:
             raise WarmrouteError(f"--{name} must be at least 1")
+    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
+        raise WarmrouteError(f"--json {args.json}: there is no such folder")
     vllm_python = _vllm_python(args)
     console = Console(stderr=args.json == "-")
     with _work_dir(args.work_dir) as directory:
@@ -81,7 +83,10 @@ def _vllm_python(args: argparse.Namespace) -> str | None:
 def _work_dir(named: str | None) -> Iterator[Path]:
     if named:
         path = Path(named)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WarmrouteError(f"--work-dir {named}: {error.strerror}") from error
         yield path
         return
     path = Path(tempfile.mkdtemp(prefix="warmroute-demo-"))
@@ -190,7 +195,10 @@ def _show(measured: list[results.PolicyResult], json_file: str | None, console: 
         if json_file == "-":
             sys.stdout.write(text)
         else:
-            Path(json_file).write_text(text, encoding="utf-8")
+            try:
+                Path(json_file).write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise WarmrouteError(f"--json {json_file}: {error.strerror}") from error
             console.print(f"figures written to {json_file}", style="dim")
 
 

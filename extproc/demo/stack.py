@@ -88,7 +88,7 @@ class Stack:
         settings = self._settings
         kind = "real vLLM" if settings.vllm_python else "simulated"
         self._on_stage(f"starting {settings.engines} {kind} engines")
-        engines = await asyncio.gather(*(self._engine(n) for n in range(settings.engines)))
+        engines = await self._engines()
         self._on_stage(f"starting the router with policy {settings.policy}")
         router = await self._router(engines)
         self._on_stage("starting Envoy")
@@ -106,6 +106,15 @@ class Stack:
         )
         await self._cleanup.enter_async_context(envoy)
         self.url = envoy.url
+
+    async def _engines(self) -> list[Engine]:
+        """All of them at once; when one does not start, none is left starting."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                starting = [group.create_task(self._engine(n)) for n in range(self._settings.engines)]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in starting]
 
     async def _engine(self, number: int) -> Engine:
         settings = self._settings
