@@ -25,6 +25,7 @@ from rich.table import Table
 from extproc.core.errors import WarmrouteError
 from loadtests.live import bench, peers, report
 from loadtests.live.fleet import Fleet, start_simulated, start_trivial, start_vllm
+from loadtests.live.load import throughput_tool
 from loadtests.live.quality import FULL, QUICK, WORKLOADS, Shape
 from loadtests.live.targets import DIRECT, ENVOY, ROUND_ROBIN, TRIVIAL, WARMROUTE, Target, rust_targets
 
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--peers-venv", metavar="DIR", help=f"has the Rust routers (default: {peers.SETTING})")
     out.add_argument("--engines", type=_positive, default=4, metavar="N", help="engines of the quality part")
     out.add_argument("--repetitions", type=_positive, metavar="N", help="of each quality run (default: 3)")
-    out.add_argument("--rounds", type=_positive, metavar="N", help="of the overhead part (default: 5)")
+    out.add_argument("--rounds", type=_positive, metavar="N", help="of the overhead part (default: 3)")
     out.add_argument("--workload", choices=WORKLOADS, help="one of the workloads of the quality part")
     out.add_argument("--policies", nargs="+", metavar="POLICY", default=["token-load"], help="of Warmroute")
     out.add_argument(
@@ -129,6 +130,7 @@ async def _main(args: argparse.Namespace, directory: Path, console: Console) -> 
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "command": " ".join(["python -m loadtests.live", *sys.argv[1:]]),
         "engines": engines,
+        "throughput_tool": throughput_tool(bench.FULL_OVERHEAD.concurrency),
     }
     return about, overhead, quality, list(dict.fromkeys(skipped))
 

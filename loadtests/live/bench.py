@@ -41,7 +41,7 @@ class OverheadPlan:
     seed: int = 1
 
 
-FULL_OVERHEAD = OverheadPlan(rounds=5, open_s=4.0, closed_s=3.0, rates={"2 KB": 60.0, "128 KB": 15.0})
+FULL_OVERHEAD = OverheadPlan(rounds=3, open_s=3.0, closed_s=2.0, rates={"2 KB": 60.0, "128 KB": 15.0})
 QUICK_OVERHEAD = OverheadPlan(rounds=1, open_s=1.0, closed_s=1.0, rates={"2 KB": 40.0, "128 KB": 10.0})
 
 

@@ -95,6 +95,11 @@ def find_wrk() -> str | None:
     return shutil.which("wrk")
 
 
+def throughput_tool(concurrency: int) -> str:
+    """What measures throughput here."""
+    return f"wrk -t1 -c{concurrency}" if find_wrk() else f"this client, {concurrency} at a time"
+
+
 def wrk_script(templates: Sequence[Template], first: int) -> str:
     """A wrk script that sends these templates in turn, each time with another number in it.
 

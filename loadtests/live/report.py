@@ -187,7 +187,7 @@ def markdown(
     """The same as Markdown, with the command behind every row."""
     lines = [f"{about['date']}, {about['machine']}: `{about['command']}`", ""]
     for load in dict.fromkeys(row.load for row in overhead):
-        lines += [f"**{load}**", ""]
+        lines += [f"**Prompts of {load}** (max req/s: {about['throughput_tool']})", ""]
         lines += _table(OVERHEAD_HEAD, [overhead_cells(row) for row in overhead if row.load == load])
     for workload in dict.fromkeys(row.workload for row in quality):
         lines += [f"**{workload}**, {about['engines']}", ""]

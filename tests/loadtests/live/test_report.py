@@ -18,6 +18,7 @@ from loadtests.live.report import (
 from loadtests.live.schedule import Latency
 
 ABOUT = {"date": "2026-01-02", "machine": "2 cores", "command": "run it", "engines": "4 engines"}
+ABOUT["throughput_tool"] = "wrk -t1 -c16"
 
 
 def one(p50, p95, rate, failed=0):
@@ -88,6 +89,7 @@ def test_reports_name_the_command_behind_every_row_and_what_was_left_out():
     assert "- ours: `warmroute serve -c x`" in text
     assert "- skipped: smg: not installed" in text
     assert "**documents**, 4 engines" in text
+    assert "**Prompts of 2 KB** (max req/s: wrk -t1 -c16)" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in table} == {len(OVERHEAD_HEAD) + 1, len(QUALITY_HEAD) + 1}
     made = json.loads(json.dumps(document(ABOUT, overhead, quality, ["smg: not installed"])))
