@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import time
 from random import Random
 
 import pytest
@@ -68,6 +69,15 @@ async def test_open_loop_charges_a_stall_to_every_request_that_was_due_meanwhile
     # Each was charged from when it was due: the later, the less of the stall it saw.
     assert min(result.times_ms) > 0
     assert max(result.times_ms) - min(result.times_ms) > 50
+
+
+async def test_open_loop_charges_from_when_a_request_was_due_even_if_the_client_was_late():
+    async with Server() as server:
+        requests = [request_bytes(server.address, b"%d" % n) for n in range(5)]
+        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.3)  # nothing is sent meanwhile
+        result = await open_loop(server.address, requests, [0.1, 0.11, 0.12, 0.13, 0.14])
+    # Due at 0.1 at the earliest, sent at 0.35 at the earliest.
+    assert min(result.times_ms) > 150
 
 
 async def test_failures_are_counted_and_have_no_latency():
