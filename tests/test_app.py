@@ -1,0 +1,264 @@
+import asyncio
+import json
+import socket
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc import config as configuration
+from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
+from extproc.adapters.routing import HttpRequest
+from extproc.app import App, kv_sources, load_encoder, sources_of
+from extproc.config import ConfigError
+from extproc.core.errors import WarmrouteError
+from extproc.core.types import Completion, Member, Outcome, WorkerId
+from extproc.prompt.tiny import tiny_model_path
+from extproc.protocol.ext_proc_messages import Route
+from tests.support.ports import free_port
+from tests.support.sim_engine import SimEngine
+from tests.support.waiting import until
+
+TEXT = "Once upon a time, in a land far away. " * 12
+
+
+def settings(tmp_path, *engines, pool=None, **rest):
+    static = [{"endpoint": e.endpoint, "kv_events": e.kv_events, "kv_replay": e.kv_replay} for e in engines]
+    described = {"model": {"path": str(tiny_model_path())}, "discovery": {"static": static}, **(pool or {})}
+    given = {
+        "listen": "127.0.0.1:0",
+        "seed": 1,
+        "scrape": {"interval_s": 0.05},
+        "decision_log": {"path": str(tmp_path / "decisions.jsonl")},
+        "pools": [described],
+        **rest,
+    }
+    return configuration.parse(yaml.safe_dump(given))
+
+
+class Running(App):
+    """An application that keeps what it says."""
+
+    def __init__(self, config):
+        self.said = []
+        super().__init__(config, self.said.append)
+
+    def says(self, *words):
+        return lambda: any(all(word in line for word in words) for line in self.said)
+
+    async def ask(self, prompt=TEXT, model="tiny"):
+        body = json.dumps({"model": model, "prompt": prompt}).encode()
+        request = HttpRequest("POST", "/v1/completions", {}, body, None, None, "r")
+        return await self.service.route(request)
+
+
+def leftovers():
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_it_starts_learns_of_its_engines_routes_and_leaves_nothing(tmp_path):
+    async with SimEngine(block_size=32) as one, SimEngine(block_size=32) as two:
+        before = set(leftovers())
+        async with Running(settings(tmp_path, one, two)) as app:
+            assert app.address.startswith("127.0.0.1:")
+            assert not app.address.endswith(":0")
+            assert app.health.ready
+            states = app.router.table.all()
+            await until(lambda: all(s.metrics and s.kv_cause != "no KV events yet" for s in states))
+            assert {state.metrics.block_size for state in states} == {32}
+            await until(lambda: app.service._pools["default"].base_models == {"tiny"})
+            route = await app.ask()
+            assert isinstance(route, Route)
+            assert len(route.endpoints) == 2
+            app.service.completed(route.lease_id, Completion(Outcome.FINISHED))
+        assert set(leftovers()) <= before
+        (line,) = (tmp_path / "decisions.jsonl").read_text().splitlines()
+        assert json.loads(line)["outcome"] == "finished"
+
+
+async def test_what_an_engine_computed_is_found_again(tmp_path):
+    async with SimEngine() as engine, Running(settings(tmp_path, engine)) as app:
+        async with aiohttp.ClientSession(engine.base_url) as client:
+            body = {"model": "tiny", "prompt": TEXT, "max_tokens": 1}
+            async with client.post("/v1/completions", json=body) as reply:
+                assert reply.status == 200
+        await until(lambda: app.router.index.stats().blocks > 0)
+        route = await app.ask()
+        assert app.router.ledger.get(route.lease_id).decision.chosen.cached_tokens > 0
+
+
+async def test_pitfall_74_an_engine_whose_metrics_fail_is_out_only_after_some_in_a_row(tmp_path):
+    limited = {"scrape": {"interval_s": 0.05, "failure_limit": 3}}
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **limited)) as app:
+        (state,) = app.router.table.all()
+        await until(lambda: state.metrics_at is not None)
+        failures = []
+        original = app.router.on_scrape_failure
+
+        def fails(endpoint):
+            failures.append(original(endpoint))
+            if failures == [False]:
+                engine.faults.metrics_status = None  # one only
+            return failures[-1]
+
+        app.router.on_scrape_failure = fails
+        engine.faults.metrics_status = 500
+        await until(lambda: failures)
+        await until(lambda: state.scrape_failures == 0)
+        assert not app.says("not ready")()
+        assert app.health.ready
+
+        engine.faults.metrics_status = 500
+        await until(app.says("not ready", "500"))
+        assert failures[-3:] == [False, False, True]
+        assert not app.health.ready
+        assert (await app.ask()).status == 503
+        engine.faults.metrics_status = None
+        await until(app.says("ready again"))
+        assert app.health.ready
+        assert isinstance(await app.ask(), Route)
+
+
+async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tmp_path):
+    stale = {"scrape": {"interval_s": 0.05, "timeout_s": 60.0, "stale_after_s": 0.2}}
+    async with (
+        SimEngine() as busy,
+        SimEngine() as silent,
+        Running(settings(tmp_path, busy, silent, **stale)) as app,
+    ):
+        table = app.router.table
+        quiet, loud = (table.get(WorkerId(e.endpoint)) for e in (silent, busy))
+        await until(lambda: quiet.metrics_at is not None and loud.metrics_at is not None)
+        silent.faults.metrics_hang = True
+        await until(lambda: quiet.fresh_metrics(app._clock(), 0.2) is None)
+        assert quiet.metrics.waiting == 0  # the last thing it said
+        busy.pause()
+        async with aiohttp.ClientSession(busy.base_url) as client:
+            body = {"model": "tiny", "prompt": [7] * 400, "max_tokens": 1}
+            asks = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(200)]
+            await until(lambda: (loud.metrics.waiting or 0) > 0)
+            route = await app.ask("x " * 100)
+            costs = {c.worker: c.cost for c in app.router.ledger.get(route.lease_id).decision.candidates}
+            assert costs[quiet.id].queue_ms > 0
+            for ask in asks:
+                ask.cancel()
+            await asyncio.gather(*asks, return_exceptions=True)
+        busy.resume()
+
+
+async def test_workers_come_and_go_with_their_file(tmp_path):
+    members = tmp_path / "workers.yaml"
+    async with SimEngine() as one, SimEngine() as two:
+        members.write_text(yaml.safe_dump([one.endpoint]))
+        pool = {"discovery": {"file": str(members)}, "kv_events": {"enabled": False}}
+        async with Running(settings(tmp_path, pool=pool)) as app:
+            await until(app.says(f"worker {one.endpoint} joined"))
+            route = await app.ask()
+            assert route.endpoints == (one.endpoint,)
+            new = tmp_path / "new.yaml"
+            new.write_text(yaml.safe_dump([two.endpoint]))
+            new.replace(members)
+            await until(app.says(f"worker {one.endpoint} left"))
+            assert [state.id.endpoint for state in app.router.table.all()] == [two.endpoint]
+            assert (await app.ask()).endpoints == (two.endpoint,)
+    entries = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert [entry["outcome"] for entry in entries] == ["lost"]
+
+
+async def test_an_event_address_that_cannot_be_right_costs_one_worker_its_events_only(tmp_path):
+    async with SimEngine() as good, SimEngine() as bad:
+        config = settings(tmp_path, good, bad)
+        wrong = config.pools[0].discovery.static[1].model_copy(update={"kv_events": "tcp://*:0"})
+        static = [config.pools[0].discovery.static[0], wrong]
+        discovery = config.pools[0].discovery.model_copy(update={"static": static})
+        pool = config.pools[0].model_copy(update={"discovery": discovery})
+        async with Running(config.model_copy(update={"pools": [pool]})) as app:
+            assert app.says(bad.endpoint, "port 0", "kv_events")()
+            await until(app.says(f"KV events of {good.endpoint}"))
+            await until(lambda: all(state.metrics for state in app.router.table.all()))
+            assert isinstance(await app.ask(), Route)
+
+
+async def test_a_lease_nobody_ends_is_written_off(tmp_path):
+    async with SimEngine() as engine:
+        config = settings(tmp_path, engine, limits={"lease_expiry_s": 0.1})
+        async with Running(config) as app:
+            await app.ask()
+            await until(lambda: len(app.router.ledger) == 0)
+            assert app.service.counters.lost == 1
+
+
+async def test_when_it_cannot_listen_what_was_started_is_ended(tmp_path):
+    async with SimEngine() as engine:
+        before = set(leftovers())
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            listen = f"127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(WarmrouteError, match="cannot listen"):
+                async with Running(settings(tmp_path, engine, listen=listen)):
+                    pytest.fail("it must not start")
+        assert set(leftovers()) <= before
+
+
+async def test_before_it_starts_it_has_no_address(tmp_path):
+    async with SimEngine() as engine:
+        with pytest.raises(RuntimeError, match="not started"):
+            _ = App(settings(tmp_path, engine), print).address
+
+
+def pool_of(**fields):
+    given = {"discovery": {"static": ["10.0.0.1:8000"]}, **fields}
+    return configuration.parse(yaml.safe_dump({"pools": [given]})).pools[0]
+
+
+def test_a_model_folder_that_is_none_is_an_error_that_says_what_it_must_hold():
+    assert load_encoder(pool_of()) is None
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_encoder(pool_of(model={"path": "/no/such/model"}))
+
+
+async def test_every_source_of_workers_is_used(tmp_path):
+    pool = pool_of(
+        dp_size=2,
+        discovery={
+            "static": [{"endpoint": "10.0.0.1:8000", "dp_size": 4, "kv_events": "tcp://*:7"}],
+            "file": str(tmp_path / "w.yaml"),
+            "dns": {"name": "engines", "port": 8000},
+        },
+    )
+    static, *others = sources_of(pool)
+    assert [type(source) for source in others] == [FileDiscovery, DnsDiscovery]
+    assert isinstance(static, StaticDiscovery)
+    published = []
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert published[-1] == (
+        Member("10.0.0.1:8000", dp_size=4, kv_events="tcp://10.0.0.1:7", kv_replay="tcp://10.0.0.1:5558"),
+    )
+    off = pool_of(kv_events={"enabled": False})
+    published.clear()
+    (static,) = sources_of(off)
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert published[-1][0].kv_events is None
+
+
+def test_the_events_of_every_rank():
+    member = Member("10.0.0.1:8000", dp_size=2, kv_events="tcp://*:5557", kv_replay="tcp://*:5558")
+    first, second = kv_sources(member, "kv")
+    assert (first.endpoint, second.endpoint) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    assert second.replay_endpoint == "tcp://10.0.0.1:5559"
+    assert (second.worker, second.topic, second.bind) == (WorkerId("10.0.0.1:8000", 1), "kv", False)
+    bound = Member("10.0.0.1:8000", kv_events="tcp://*:5557", kv_bind=True)
+    (source,) = kv_sources(bound, "")
+    assert (source.endpoint, source.bind, source.replay_endpoint) == ("tcp://*:5557", True, None)
+    assert kv_sources(Member("10.0.0.1:8000"), "") == []
+    with pytest.raises(ValueError, match="port 0"):
+        kv_sources(Member("10.0.0.1:8000", kv_events="tcp://*:0"), "")
+
+
+async def test_port_that_is_free_can_be_chosen(tmp_path):
+    port = free_port()
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, listen=f"127.0.0.1:{port}")) as app:
+        assert app.address == f"127.0.0.1:{port}"
