@@ -96,6 +96,10 @@ class BlockPool:
             found.append(holder if isinstance(holder, int) else next(iter(holder)))
         return found
 
+    def holds(self, block_hash: int) -> bool:
+        """Whether a request could hit a block of this hash now."""
+        return block_hash in self._holders
+
     def unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are in the free queue, so that using them makes the queue shorter."""
         references = self._references

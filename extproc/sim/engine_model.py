@@ -114,6 +114,7 @@ class EngineModel:
     """
 
     __slots__ = (
+        "_blocked",
         "_deadline",
         "_running",
         "_sequences",
@@ -135,6 +136,9 @@ class EngineModel:
         self._step: Step | None = None
         self._step_began = 0.0
         self._deadline: float | None = None
+        # The waiting sequence that did not fit, the free blocks there were, and the hash of the first block
+        # it would have had to compute: while there are no more free blocks and no more hits, it cannot fit.
+        self._blocked: tuple[ActiveSequence, int, int | None] | None = None
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a request. It can be scheduled by the first step that begins at or after `now`.
@@ -306,12 +310,18 @@ class EngineModel:
             sequence = self._waiting[0]
             if sequence.arrived_at > at:
                 return
+            if self._is_blocked(sequence):
+                return
             # The last token is always computed: its logits are what the step is for.
-            hits = pool.match(sequence.request.block_hashes, (sequence.known - 1) // size)
+            limit = (sequence.known - 1) // size
+            hits = pool.match(sequence.request.block_hashes, limit)
             start = len(hits) * size
             # Admitted only if all of its tokens fit, although this step may compute a part of them.
             if -(-sequence.known // size) - len(hits) + pool.unreferenced(hits) > pool.free:
+                missing = sequence.request.block_hashes[len(hits)] if len(hits) < limit else None
+                self._blocked = (sequence, pool.free, missing)
                 return
+            self._blocked = None
             self._waiting.popleft()
             self._running.append(sequence)
             if not sequence.preemptions:
@@ -328,6 +338,15 @@ class EngineModel:
             self._commit(sequence, start + tokens)
             step.add(sequence, tokens)
             budget -= tokens
+
+    def _is_blocked(self, sequence: ActiveSequence) -> bool:
+        """Whether it is known that the sequence, the first that waits, does not fit."""
+        if self._blocked is None:
+            return False
+        blocked, free, missing = self._blocked
+        if sequence is not blocked or self.pool.free > free:
+            return False
+        return missing is None or not self.pool.holds(missing)
 
     def _extend(self, sequence: ActiveSequence, blocks: list[int]) -> None:
         sequence.blocks += blocks

@@ -134,7 +134,7 @@ class FleetEngine(EngineModel):
         if step is None or ends is None:
             return
         self._step_ends = ends
-        if self._waiting or step.sequences or self.pool.has_events:
+        if step.sequences or self.pool.has_events or not self._nobody_can_join():
             return
         # The last step that begins and ends like the one in flight.
         last = min(_first(self._due_numbers, self._number + 1) - 1, _first(self._end_numbers, self._number))
@@ -146,6 +146,12 @@ class FleetEngine(EngineModel):
                 context += decodes
                 ends += (fixed + per_token * context) / 1000.0
             self._deadline = ends
+
+    def _nobody_can_join(self) -> bool:
+        """Whether the next step will admit nobody, if nothing but tokens changes until then."""
+        if not self._waiting or len(self._running) >= self.config.max_num_seqs:
+            return True
+        return self._is_blocked(self._waiting[0])
 
     def _skip(self, most: int, before: float | None) -> None:
         """Count up to `most` quiet steps that end before a time (None: whenever) and let the next one fly."""

@@ -1,8 +1,8 @@
 """`oracle`: the least true cost, with what no router can know.
 
-It reads the engines themselves: which blocks are cached now, which prompts wait, how much of each is left to
-compute, how much every sequence is still going to generate, and the time model. A request goes to the worker
-where the sum of these is least, in seconds:
+It reads the engines themselves: which blocks are cached now, which prompts wait, how much of each was left to
+compute when it was sent there, how much every sequence is still going to generate, and the time model. A
+request goes to the worker where the sum of these is least, in seconds:
 
     wait     the step in flight, and the prefill of everything that waits there
     prefill  its own uncovered tokens, counting what prompts before it in the queue are about to cache
@@ -42,6 +42,7 @@ class Oracle(NullRouter):
         self._flying: list[dict[str, SimRequest]] = [{} for _ in range(facts.replicas)]
         self._network_s = 0.0
         self._sent: dict[str, float] = {}
+        self._todo: dict[str, int] = {}  # prompt tokens left to compute, as of when it was routed
 
     def attach(self, engines: Sequence[FleetEngine], network_s: float) -> None:
         """See `SeesEngines`."""
@@ -50,23 +51,31 @@ class Oracle(NullRouter):
 
     def route(self, request: SimRequest, now: float) -> int:
         """See `FleetRouter`."""
-        best: list[tuple[int, int]] = []
+        best: list[tuple[int, int, int]] = []
         least = float("inf")
         for worker, engine in enumerate(self._engines):
             self._land(worker, now)
             engine.settle(now)
             outlook = engine.outlook()
-            cost = self._cost(request, engine, outlook, self._flying[worker], now)
+            cost, todo = self._cost(request, engine, outlook, self._flying[worker], now)
             load = len(outlook) + len(self._flying[worker])
             if cost < least - _TIE_S:
-                best, least = [(load, worker)], cost
+                best, least = [(load, worker, todo)], cost
             elif cost <= least + _TIE_S:
-                best.append((load, worker))
-        fewest = min(load for load, _ in best)
-        worker = self._rng.choice([worker for load, worker in best if load == fewest])
+                best.append((load, worker, todo))
+        fewest = min(load for load, _, _ in best)
+        worker, todo = self._rng.choice([(worker, todo) for load, worker, todo in best if load == fewest])
+        self._todo[request.request_id] = todo
         self._flying[worker][request.request_id] = request
         self._sent[request.request_id] = now
         return worker
+
+    def on_finished(
+        self, request_id: str, cached_tokens: int | None, output_tokens: int | None, now: float
+    ) -> None:
+        """See `FleetRouter`."""
+        del cached_tokens, output_tokens, now
+        del self._todo[request_id]
 
     def _land(self, worker: int, now: float) -> None:
         """Forget requests the engine has by now."""
@@ -81,36 +90,31 @@ class Oracle(NullRouter):
         outlook: Sequence[Outlook],
         flying: dict[str, SimRequest],
         now: float,
-    ) -> float:
+    ) -> tuple[float, int]:
+        """Seconds, and prompt tokens to be computed."""
         time, size = self._time, self._config.block_size
         output = request.truth.output_tokens
         hit = len(engine.pool.match(request.prefix, len(request.prefix)))
         ahead = pairs = 0.0  # prefill work in front, and its attention pairs
         decoding: list[tuple[int, int]] = []  # remaining output and context of the others
         held = 0
-        waiting: list[tuple[Sequence[int], int, int, int]] = []
+        waiting: list[tuple[Sequence[int], int, int, int]] = []  # blocks, prompt, its uncomputed part, output
         for other in outlook:
             if other.admitted and other.uncomputed <= 1:
                 decoding.append((other.remaining, other.computed))
                 held += other.computed
                 continue
-            blocks = other.request.block_hashes
             prompt = other.computed + other.uncomputed
-            known = other.computed if other.admitted else None
-            waiting.append((blocks, prompt, other.remaining, -1 if known is None else known))
-        waiting += [(r.truth.blocks, r.prompt_tokens, r.truth.output_tokens, -1) for r in flying.values()]
-        for at, (blocks, prompt, remaining, computed) in enumerate(waiting):
-            start = computed
-            if start < 0:
-                limit = (prompt - 1) // size
-                found = len(engine.pool.match(blocks, limit))
-                for earlier, other_prompt, _, _ in waiting[:at]:
-                    found = max(found, _shared(blocks, earlier, min(limit, other_prompt // size)))
-                start = found * size
-            todo = prompt - start
+            todo = other.uncomputed if other.admitted else self._todo[other.request.request_id]
+            waiting.append((other.request.block_hashes, prompt, todo, other.remaining))
+        waiting += [
+            (r.truth.blocks, r.prompt_tokens, self._todo[r.request_id], r.truth.output_tokens)
+            for r in flying.values()
+        ]
+        for blocks, prompt, todo, remaining in waiting:
             ahead += todo
-            pairs += todo * start + todo * (todo - 1) / 2
-            hit = max(hit, _shared(request.prefix, blocks, min(len(request.prefix), prompt // size)))
+            pairs += todo * (prompt - todo) + todo * (todo - 1) / 2
+            hit = max(hit, _shared(request.prefix, blocks, prompt // size))
             decoding.append((remaining, prompt))
             held += prompt
         todo = request.prompt_tokens - hit * size
@@ -137,7 +141,7 @@ class Oracle(NullRouter):
         capacity = (self._config.num_gpu_blocks - 1) * size
         excess = max(0.0, held + request.prompt_tokens + output - capacity)
         total_ms = first_ms + decode_own_ms + harm_ms + excess * time.prefill_ms_per_token
-        return engine.step_left_s(now) + total_ms / 1000.0
+        return engine.step_left_s(now) + total_ms / 1000.0, todo
 
 
 def _shared(blocks: Sequence[int], others: Sequence[int], limit: int) -> int:

@@ -22,8 +22,10 @@ def ask(name, prompt=50 * BLOCK, output=10, shared=()):
     )
 
 
-def give(engine, request, now=0.0):
-    truth = request.truth
+def give(oracle, worker, request, now=0.0):
+    """As if it had been routed to `worker`, and has arrived."""
+    engine, truth = oracle._engines[worker], request.truth
+    oracle._todo[request.request_id] = request.prompt_tokens
     engine.submit(
         EngineRequest(request.request_id, request.prompt_tokens, truth.output_tokens, truth.blocks), now
     )
@@ -36,17 +38,17 @@ def run(engine, until):
 
 def test_it_goes_where_the_blocks_are():
     oracle, engines = fleet(3)
-    give(engines[1], ask("before", shared=range(45)))
+    give(oracle, 1, ask("before", shared=range(45)))
     run(engines[1], 100.0)
     assert oracle.route(ask("a", shared=range(45)), 100.0) == 1
 
 
 def test_it_leaves_warmth_for_an_idle_worker_when_the_queue_costs_more():
     oracle, engines = fleet()
-    give(engines[1], ask("before", shared=range(45)))
+    give(oracle, 1, ask("before", shared=range(45)))
     run(engines[1], 100.0)
     for at in range(4):
-        give(engines[1], ask(f"long{at}", prompt=16_000), 100.0)
+        give(oracle, 1, ask(f"long{at}", prompt=16_000), 100.0)
     assert oracle.route(ask("a", shared=range(45)), 100.0) == 0
 
 
@@ -64,8 +66,8 @@ def test_what_is_about_to_be_cached_counts():
 def test_it_knows_how_much_is_left_to_generate():
     oracle, engines = fleet()
     for at in range(8):
-        give(engines[0], ask(f"short{at}", prompt=64, output=3))
-        give(engines[1], ask(f"long{at}", prompt=64, output=3000))
+        give(oracle, 0, ask(f"short{at}", prompt=64, output=3))
+        give(oracle, 1, ask(f"long{at}", prompt=64, output=3000))
     for engine in engines:
         engine.tick(0.0)
     assert oracle.route(ask("a", output=500), 0.0) == 0
@@ -74,7 +76,7 @@ def test_it_knows_how_much_is_left_to_generate():
 def test_memory_that_is_full_costs():
     small = FleetFacts(2, ENGINE)
     oracle, engines = fleet()
-    give(engines[0], ask("big", prompt=19_000, output=900))
+    give(oracle, 0, ask("big", prompt=19_000, output=900))
     run(engines[0], 6.0)
     assert small.engine.num_gpu_blocks > 19_900 // BLOCK
     assert oracle.route(ask("a"), 6.0) == 1
