@@ -54,7 +54,7 @@ def test_a_page_filtered_to_the_sample_names_says_the_same():
 
 
 @pytest.mark.parametrize("name", SAMPLE_NAMES)
-def test_a_missing_family_is_unknown_and_harms_no_other(name):
+def test_pitfall_70_a_missing_family_is_unknown_and_harms_no_other(name):
     full = parse_engine_metrics(PAGE)[0]
     rest = [line for line in PAGE.splitlines() if line.partition("{")[0] != name]
     metrics = parse_engine_metrics(page(*rest))[0]
@@ -80,7 +80,7 @@ def test_a_missing_family_is_unknown_and_harms_no_other(name):
         ("vllm:num_requests_waiting 3 1795995509000", "waiting", 3),
     ],
 )
-def test_old_and_new_names_are_read(text, field, value):
+def test_pitfall_75_old_and_new_names_are_read(text, field, value):
     assert getattr(only(page(text)), field) == value
 
 
