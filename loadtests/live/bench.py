@@ -163,6 +163,7 @@ async def quality(
                 try:
                     async with running(by_name[name], fleet, directory, peers_venv) as target:
                         await fleet.reset()
+                        await target.settled()
                         run = await play(target.address, MODEL, dialogues, shape.concurrency, advance)
                         outcome.commands[name] = target.command
                         _keep(target, keep_decisions, f"{workload}-{repetition}")

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -164,6 +166,7 @@ async def start_vllm(
         child = ChildProcess(
             command, directory / f"engine-{number}.log", env={**environment, "VLLM_SERVER_DEV_MODE": "1"}
         )
+        stack.callback(_end_group, child)  # after the server has ended: its engine core may outlive it
         await stack.enter_async_context(child)
         await answers(child, endpoint, encode("GET", "/health", endpoint))
         return Engine(endpoint, events, replay, vllm_shown(command))
@@ -173,6 +176,12 @@ async def start_vllm(
     for start in range(0, count, 2):
         engines += await _together([one(n) for n in range(start, min(start + 2, count))])
     return Fleet("vLLM", tuple(engines), vllm_command.CPU_BLOCK_SIZE)
+
+
+def _end_group(child: ChildProcess) -> None:
+    if child.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # children lead sessions, so groups, of their own
 
 
 async def _together(starting: Sequence[Coroutine[Any, Any, Engine]]) -> list[Engine]:

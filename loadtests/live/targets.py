@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from loadtests.live.ports import free_ports
 
 ENVOY_THREADS = 2
 """As many as the machine of the published figures has cores; the other proxies take all there are."""
-_SUBSCRIBE_S = 30.0
+_CATCH_UP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,22 @@ def rust_targets(policy: str) -> list[Target]:
     return [Target(f"{router.name} {policy}", "rust", policy, router) for router in peers.RUST_ROUTERS]
 
 
+async def _at_once() -> None:
+    """Nothing to wait for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A target that takes requests at `address`. `decisions`: Warmroute's decision log."""
+    """A target that takes requests at `address`.
+
+    `decisions` is Warmroute's decision log. `settled` waits until it knows that the engines are empty.
+    """
 
     target: Target
     address: str
     command: str
     decisions: Path | None = None
+    settled: Callable[[], Awaitable[None]] = _at_once
 
 
 @contextlib.asynccontextmanager
@@ -152,23 +160,26 @@ async def _warmroute(stack: contextlib.AsyncExitStack, target: Target, fleet: Fl
     written["envoy"] = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "router": [router]}
     settings = envoy_settings(configuration.parse(json.dumps(written)))
     address = await _envoy(stack, bootstrap(settings), folder)
-    if fleet.engines[0].kv_events is not None:
-        await _subscribed(child, len(fleet.engines))
     shown = f"warmroute serve -c warmroute.yaml (policy {target.policy}); {_envoy_shown()}"
-    return Running(target, address, shown, decisions)
+    followed = 0 if fleet.engines[0].kv_events is None else len(fleet.engines)
+    return Running(target, address, shown, decisions, lambda: _complete(child, followed))
 
 
-async def _subscribed(child: ChildProcess, engines: int) -> None:
-    """Wait until the router follows the KV events of every engine."""
-    deadline = time.monotonic() + _SUBSCRIBE_S
-    while True:
-        text = child.log.read_text(encoding="utf-8", errors="replace")
-        followed = set(re.findall(r"KV events of (\S+?): ", text))
-        if len(followed) >= engines:
-            return
+async def _complete(child: ChildProcess, engines: int) -> None:
+    """Wait until the router has caught up with the KV events of so many engines."""
+    deadline = time.monotonic() + _CATCH_UP_S
+    while (
+        len(complete := complete_workers(child.log.read_text(encoding="utf-8", errors="replace"))) < engines
+    ):
         if not child.running or time.monotonic() > deadline:
-            raise ChildError(f"the router follows {len(followed)} of {engines} engines:\n{child.log_tail()}")
+            raise ChildError(f"KV events of {len(complete)} of {engines} are complete:\n{child.log_tail()}")
         await asyncio.sleep(0.05)
+
+
+def complete_workers(log: str) -> set[str]:
+    """Workers whose KV events the router follows without a gap, by the last that its log says of each."""
+    last = dict(re.findall(r"KV events of (\S+): ((?:not )?complete)", log))
+    return {worker for worker, state in last.items() if state == "complete"}
 
 
 async def _rust(

@@ -9,8 +9,18 @@ from loadtests.live.fleet import Engine, Fleet, trivial_answers
 from loadtests.live.http1 import Pool, encode
 from loadtests.live.load import open_loop, request_bytes
 from loadtests.live.peers import RUST_ROUTERS
-from loadtests.live.targets import DIRECT, ENVOY, TRIVIAL, WARMROUTE, Target, running, warmroute_config
+from loadtests.live.targets import (
+    DIRECT,
+    ENVOY,
+    TRIVIAL,
+    WARMROUTE,
+    Target,
+    complete_workers,
+    running,
+    warmroute_config,
+)
 from tests.support.envoy import require_envoy
+from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 
 
@@ -42,6 +52,29 @@ def test_warmroute_is_configured_as_a_user_would(tmp_path):
     (pool,) = warmroute_config(WARMROUTE, Fleet("trivial", without, 16), tmp_path / "d")["pools"]
     assert pool["kv_events"] == {"enabled": False}
     assert pool["discovery"]["static"] == [{"endpoint": "127.0.0.1:1"}]
+
+
+def test_a_router_has_caught_up_when_the_last_word_on_every_worker_is_complete():
+    log = """warmroute: KV events of 127.0.0.1:1/0: not complete (connecting)
+warmroute: KV events of 127.0.0.1:2/0: complete (replayed)
+warmroute: KV events of 127.0.0.1:1/0: complete (replayed)
+warmroute: KV events of 127.0.0.1:2/0: not complete (gap)
+"""
+    assert complete_workers(log) == {"127.0.0.1:1/0"}
+    assert complete_workers("") == set()
+
+
+@pytest.mark.envoy
+@pytest.mark.timeout(120)
+async def test_warmroute_is_settled_when_it_knows_the_engines_are_empty(tmp_path):
+    require_envoy()
+    async with SimEngine() as engine:
+        fleet = Fleet("simulated", (Engine(engine.endpoint, engine.kv_events, engine.kv_replay, ""),), 16)
+        async with running(WARMROUTE, fleet, tmp_path, None) as one:
+            await fleet.reset()
+            await one.settled()
+            log = next(tmp_path.glob("envoy-warmroute-*/router.log")).read_text()
+            assert len(complete_workers(log)) == 1
 
 
 @pytest.mark.envoy
