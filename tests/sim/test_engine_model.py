@@ -393,3 +393,19 @@ class EngineMachine(RuleBasedStateMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestEngine = EngineMachine.TestCase
+
+
+def test_a_sequence_that_did_not_fit_is_admitted_when_one_block_more_of_it_can_be_hit() -> None:
+    # 9 blocks in all. The second sequence needs 9, some of which the first is just generating.
+    model = engine(num_gpu_blocks=10, max_model_len=36)
+    first = ask(model, "first", tokens(0, 8), output=12)
+    assert first.token_ids is not None
+    model.tick(0.0)
+    ask(model, "second", first.token_ids[:16] + tokens(900, 19), output=1, now=0.5)
+    together = []
+    for now in range(1, 12):
+        model.tick(float(now))
+        together.append(model.running)
+    # After step 1 the first has 3 blocks, 2 of them full: 7 to come for the second, 6 are free. In the step
+    # that fills its third block 6 to come are enough.
+    assert together[:5] == [1, 1, 1, 2, 1]
