@@ -79,3 +79,30 @@ def test_a_single_busy_node_is_shared_once_its_requests_slow_down():
     assert len(set(homes[:100])) == 1
     (node,) = router._important
     assert node.allocated == {0, 1}
+
+
+def test_workers_that_share_a_node_share_its_prefill():
+    router = Preble(facts(2), 0)
+    asking = Asking(router)
+    asking.ask(document(0, 20))
+    asking.end(1)
+    (node,) = router._important
+    (alone,) = [cost for cost in router._costs(1) if cost]
+    node.allocated = {0, 1}
+    assert router._costs(1) == pytest.approx([alone / 2, alone / 2])
+
+
+def test_what_would_be_evicted_counts():
+    router = Preble(facts(2), 0)
+    asking = Asking(router)
+    for number, (name, blocks, worker) in enumerate(((0, 25, 0), (1, 5, 1), (2, 19, 1)), 1):
+        router._cheapest = lambda leaf, workers, worker=worker: worker
+        asking.now = float(number)
+        asking.ask(document(name, blocks))
+        asking.end(number)
+    del router._cheapest
+    # Worker 0 has less to do, but a new prompt would push out its one long document there; on worker 1 a
+    # short one goes.
+    costs = router._costs(1)
+    assert costs[0] < costs[1]
+    assert asking.ask(document(3, 3)) == 1

@@ -21,7 +21,7 @@ PLAIN = session(
     "plain",
     request(0.0, 200, 30, 0, [[1, 3]], api=5.0),
     request(9.0, 300, 64, 3, [[4, 1]], api=2.0),  # keeps all, holds the output: 300 >= 230
-    request(411.0, 330, 10, 3, [[7, 2]]),  # rewrites the last stretch
+    request(411.0, 400, 10, 3, [[7, 3]]),  # rewrites the last stretch, though it could hold the output
 )
 
 
@@ -75,7 +75,8 @@ def test_ids_mean_nothing_beyond_their_session():
 
 def test_a_session_ends_before_it_outgrows_the_model():
     assert len(turns_of(PLAIN, max_context_tokens=339)) == 1
-    assert len(turns_of(PLAIN, max_context_tokens=364)) == 3
+    assert len(turns_of(PLAIN, max_context_tokens=364)) == 2
+    assert len(turns_of(PLAIN, max_context_tokens=410)) == 3
     assert flat(coding_agent(over([PLAIN]), max_context_tokens=200)) == []
 
 

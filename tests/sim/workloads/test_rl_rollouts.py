@@ -10,6 +10,7 @@ def test_it_is_the_workload_that_was_published():
     workload = rl_rollouts(WorkloadOptions())
     sessions = flat(workload)
     assert workload.concurrency == 16
+    assert workload.steps_in_flight == 2
     assert workload.rollouts
     assert set(Counter(s.step for s, _ in sessions).values()) == {8}
     assert [s.step for s, _ in sessions] == sorted(s.step for s, _ in sessions)
