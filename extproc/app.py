@@ -22,12 +22,12 @@ from extproc.adapters.health_server import HealthService
 from extproc.adapters.kv_subscriber import KvSource, KvSubscriber, resolve_kv_endpoint
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.name_resolution import ResolutionSettings
+from extproc.adapters.policy_plugins import available_policies
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
 from extproc.config import Config, ConfigError, Pool
 from extproc.core.candidates import PoolFacts
-from extproc.core.policies import POLICIES
 from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder
@@ -93,6 +93,7 @@ class App:
             self._clock,
             fallback_count=config.fallbacks,
             session_header=config.session_header,
+            policy_header=config.policy_header,
         )
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
@@ -125,11 +126,15 @@ class App:
             revision = "" if encoder is None else encoder.tokenizer_revision
             facts[pool.name] = PoolFacts(pool.model.revision, revision, pool.block_size)
         self._facts = facts
+        policies = available_policies()
+        may_choose = config.policy_header is not None
         self.router = Router(
-            POLICIES[config.policy](costs),
+            policies[config.policy](costs),
             Random(config.seed),  # noqa: S311 - breaks ties, guards nothing
             new_lease_id=lambda: secrets.token_urlsafe(_TICKET_BYTES),
             pools=facts,
+            others=[policy(costs) for policy in policies.values()] if may_choose else (),
+            shadow=[policies[name](costs) for name in config.shadow],
             costs=costs,
             settings=config.router_settings(),
         )

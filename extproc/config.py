@@ -4,17 +4,32 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from extproc.adapters.policy_plugins import available_policies
 from extproc.core.cost import CostSettings
 from extproc.core.errors import WarmrouteError
-from extproc.core.policies import POLICIES
 from extproc.core.router import RouterSettings
 
 Seconds = Annotated[float, Field(gt=0)]
-PolicyName = Literal[
-    "token-load", "prefix-affinity", "session-affinity", "least-load", "kv-affinity", "round-robin"
-]
+
+
+def _known_policy(name: str) -> str:
+    known = available_policies()
+    if name not in known:
+        raise ValueError(f"there is no policy {name!r}; choose from {', '.join(known)}")
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class ConfigError(WarmrouteError):
@@ -215,7 +230,13 @@ class Config(_Section):
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
     pools: Annotated[list[Pool], Field(min_length=1)]
-    policy: PolicyName = Field("token-load", description="one of those below")
+    policy: PolicyName = Field("token-load", description="see policies above; packages can add some")
+    shadow: list[PolicyName] = Field(
+        default_factory=list, description="policies whose choice is logged beside, and never acted on"
+    )
+    policy_header: str | None = Field(
+        None, description="request header that may choose the policy; null: none may"
+    )
     session_header: str = Field(
         "x-session-id", description="request header that names the session, for session-affinity"
     )
@@ -238,8 +259,6 @@ class Config(_Section):
             for model in pool.model.names:
                 if owners.setdefault(model, pool.name) != pool.name:
                     raise ValueError(f"model {model!r} is in two pools: {owners[model]} and {pool.name}")
-        if self.policy not in POLICIES:
-            raise ValueError(f"unknown policy {self.policy!r}; choose from {', '.join(POLICIES)}")
         return self
 
     def router_settings(self) -> RouterSettings:

@@ -85,6 +85,15 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "status": completion.status,
         "attempts": completion.attempts,
         "details": completion.details,
+        "shadow": {
+            choice.policy: {
+                "worker": str(choice.chosen.worker),
+                "decision": choice.reason.value,
+                "predicted_ttft_ms": _ms(choice.chosen.cost.ttft_ms),
+                "total_ms": _ms(choice.chosen.cost.total_ms),
+            }
+            for choice in decision.shadow
+        },
         "candidate_workers": [_candidate(c) for c in decision.candidates],
     }
 

@@ -21,6 +21,8 @@ from extproc.protocol.openai import BadRequest, InferenceRequest, LoadOnly, pars
 from extproc.protocol.rejections import Reject, no_ready_endpoint
 
 DP_RANK_HEADER = "x-data-parallel-rank"
+EXPECTED_OUTPUT_FIELD = "expected_output_tokens"
+EXPECTED_OUTPUT_HEADER = "x-warmroute-expected-output-tokens"
 _BYTES_PER_TOKEN = 4  # only for requests that are routed by load
 
 
@@ -65,6 +67,7 @@ class WarmRoutingService:
         clock: monotonic seconds.
         fallback_count: how many endpoints a decision names.
         session_header: request header that names the session.
+        policy_header: request header that may choose the policy; None: none may.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class WarmRoutingService:
         clock: Callable[[], float],
         fallback_count: int,
         session_header: str = "x-session-id",
+        policy_header: str | None = None,
     ) -> None:
         self._router = router
         self._pools = dict(pools)
@@ -83,6 +87,7 @@ class WarmRoutingService:
         self._clock = clock
         self._fallback_count = fallback_count
         self._session_header = session_header.lower()
+        self._policy_header = None if policy_header is None else policy_header.lower()
         self.counters = ServiceCounters()
 
     async def route(self, request: HttpRequest) -> Route | Reject | PassThrough:
@@ -180,6 +185,8 @@ class WarmRoutingService:
             prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
             subset=self._subset(http),
             session_key=http.headers.get(self._session_header) or None,
+            policy=None if self._policy_header is None else http.headers.get(self._policy_header),
+            expected_output_tokens=_positive(http.headers.get(EXPECTED_OUTPUT_HEADER)),
         )
         if isinstance(parsed, LoadOnly):
             ask.load_only = parsed.reason
@@ -188,6 +195,8 @@ class WarmRoutingService:
         ask.max_output_tokens = parsed.max_output_tokens
         ask.sequences = parsed.sequences
         ask.stream = parsed.stream
+        if ask.expected_output_tokens is None:
+            ask.expected_output_tokens = _positive(parsed.body.get(EXPECTED_OUTPUT_FIELD))
         ask.session_key = ask.session_key or parsed.prompt_cache_key or parsed.user
         if pool.prompts is None:
             ask.load_only = "no-tokenizer"
@@ -224,3 +233,12 @@ class WarmRoutingService:
         counts = self.counters.rejected
         counts[reject.why] = counts.get(reject.why, 0) + 1
         return reject
+
+
+def _positive(value: object) -> int | None:
+    """A hint as a positive number; None when it is none. A hint is never a reason to refuse a request."""
+    try:
+        number = int(str(value)) if isinstance(value, (int, str)) and not isinstance(value, bool) else 0
+    except ValueError:
+        return None
+    return number if 0 < number < 1 << 31 else None

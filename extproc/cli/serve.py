@@ -7,8 +7,8 @@ import signal
 import sys
 
 from extproc import config as configuration
+from extproc.adapters.policy_plugins import available_policies
 from extproc.app import App
-from extproc.core.policies import POLICIES
 
 HELP = "run the external processor that Envoy asks for every request"
 
@@ -17,7 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("-c", "--config", required=True, metavar="FILE", help="configuration file (YAML)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="listen here instead of where the file says")
-    parser.add_argument("--policy", choices=POLICIES, help="use this policy instead of the file's")
+    parser.add_argument(
+        "--policy", choices=available_policies(), help="use this policy instead of the file's"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, for looking for faults")
 
 

@@ -55,7 +55,9 @@ class CandidateBuilder:
     ) -> tuple[list[Candidate], Chains]:
         """One candidate per state, in their order, and the request's block hashes."""
         hits, chains = self._match(request, states)
-        expected = self.learned.outputs.expected(request.model, request.max_output_tokens)
+        expected = self.learned.outputs.expected(
+            request.model, request.max_output_tokens, request.expected_output_tokens
+        )
         foreign = self._foreign_waiting(states, now)
         candidates = [
             self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)

@@ -60,8 +60,10 @@ class OutputLengths:
             window = self._models[model] = Window(self._prior)
         window.add(tokens)
 
-    def expected(self, model: str, limit: int | None) -> float:
-        """Tokens a request for `model` will generate, at most `limit`."""
+    def expected(self, model: str, limit: int | None, hint: int | None = None) -> float:
+        """Tokens a request for `model` will generate: as hinted, else as learned; at most `limit`."""
         window = self._models.get(model)
         value = self._prior if window is None else window.value
+        if hint is not None:
+            value = float(hint)
         return value if limit is None else min(value, float(limit))

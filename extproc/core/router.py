@@ -21,6 +21,7 @@ from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.trust import TrustBook, Verdict
 from extproc.core.types import (
+    Candidate,
     Completion,
     Decision,
     EngineMetrics,
@@ -28,6 +29,7 @@ from extproc.core.types import (
     Member,
     Outcome,
     RoutingRequest,
+    ShadowChoice,
     WorkerId,
 )
 from extproc.core.worker_table import MembershipChange, WorkerTable
@@ -58,6 +60,8 @@ class Router:
 
     Args:
         policy: orders the candidates.
+        others: policies a request may ask for by name.
+        shadow: policies that are asked as well; their choices are recorded and never acted on.
         rng: the only randomness, for ties.
         new_lease_id: makes ids of leases; they must be unguessable where clients are not trusted.
         pools: facts by pool name; a pool that is not named has none.
@@ -69,6 +73,8 @@ class Router:
         rng: Random,
         *,
         new_lease_id: Callable[[], str],
+        others: Iterable[Policy] = (),
+        shadow: Iterable[Policy] = (),
         pools: Mapping[str, PoolFacts],
         costs: CostSettings | None = None,
         settings: RouterSettings | None = None,
@@ -76,6 +82,10 @@ class Router:
         self.settings = settings or RouterSettings()
         self.costs = costs or CostSettings()
         self._policy = policy
+        self._others = {other.name: other for other in others}
+        self._shadow = tuple(shadow)
+        # Apart from the real policy's, so that a shadow changes none of its ties.
+        self._shadow_rng = Random(0)  # noqa: S311 - breaks ties, guards nothing
         self._rng = rng
         self._new_lease_id = new_lease_id
         self._pools = dict(pools)
@@ -109,14 +119,21 @@ class Router:
         if not states:
             raise NoEndpointError(self._why_nothing_is_ready(request))
         candidates, chains = self._candidates.build(request, states, now)
-        ordered, reason = self._policy.order(request, candidates, self._rng)
+        policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
+        ordered, reason = policy.order(request, candidates, self._rng)
         decision = Decision(
-            self._new_lease_id(), request, tuple(ordered), reason, self._policy.name, decided_at=now
+            lease_id=self._new_lease_id(),
+            request=request,
+            candidates=tuple(ordered),
+            reason=reason,
+            policy=policy.name,
+            decided_at=now,
+            shadow=self._shadows(request, candidates) if self._shadow else (),
         )
         chosen = ordered[0]
         state = self.table.get(chosen.worker)
         if state is None:
-            raise NoEndpointError(f"the policy {self._policy.name} chose {chosen.worker}, not a member")
+            raise NoEndpointError(f"the policy {policy.name} chose {chosen.worker}, not a member")
         reserved = chains.get(chosen.block_size, ()) if chosen.block_size is not None else ()
         for hashes in reserved:
             self.index.reserve(chosen.worker, hashes)
@@ -250,6 +267,16 @@ class Router:
         return self._release_lost(expired, "no access log entry came", now)
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _shadows(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[ShadowChoice, ...]:
+        choices = []
+        for policy in self._shadow:
+            try:
+                ordered, reason = policy.order(request, candidates, self._shadow_rng)
+                choices.append(ShadowChoice(policy.name, ordered[0], reason))
+            except Exception:  # noqa: S112 - a shadow never affects the request, whatever it does
+                continue
+        return tuple(choices)
 
     def _release_lost(self, lease_ids: Iterable[str], why: str, now: float) -> list[Released]:
         completion = Completion(Outcome.LOST, details=why)

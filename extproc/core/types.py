@@ -123,6 +123,8 @@ class RoutingRequest:
     `chains`: where the block hashes are known beforehand, by block size: one chain per prompt, of the
     blocks it can hit. Then `prompts` is not needed.
     `session_key`: what the client says its session is; None: nothing.
+    `policy`: the one to use, where the client may choose; None, or unknown to the router: its own.
+    `expected_output_tokens`: what the client says it expects, per sequence; None: nothing.
     `subset`: endpoints the gateway restricts us to; None = all.
     """
 
@@ -139,6 +141,8 @@ class RoutingRequest:
     subset: frozenset[str] | None = None
     chains: Mapping[int, tuple[tuple[int, ...], ...]] | None = None
     session_key: str | None = None
+    policy: str | None = None
+    expected_output_tokens: int | None = None
 
     @property
     def keyed_prompts(self) -> int:
@@ -201,6 +205,15 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowChoice:
+    """What another policy would have chosen from the same candidates. It was not acted on."""
+
+    policy: str
+    chosen: Candidate
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The answer, with everything needed to explain it. `candidates` is in order of preference."""
 
@@ -210,6 +223,7 @@ class Decision:
     reason: Reason
     policy: str
     decided_at: float
+    shadow: tuple[ShadowChoice, ...] = ()
 
     @property
     def chosen(self) -> Candidate:

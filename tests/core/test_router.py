@@ -11,7 +11,7 @@ from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
-from extproc.core.policies import POLICIES
+from extproc.core.policies import POLICIES, KvAffinity, Policy, RoundRobin
 from extproc.core.router import Router, RouterSettings, fallbacks
 from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
@@ -19,13 +19,24 @@ from tests.support.core import BLOCK, hashes, members, metrics, request, stored,
 DONE = Completion(Outcome.FINISHED)
 
 
-def make_router(workers=3, *, policy="token-load", seed=1, **fields):
+class Broken(Policy):
+    """Fails at every request."""
+
+    name = "broken"
+
+    def order(self, request, candidates, rng):
+        raise ZeroDivisionError
+
+
+def make_router(workers=3, *, policy="token-load", seed=1, others=(), shadow=(), **fields):
     ids = count()
     costs = CostSettings(prefill_tokens_per_s=1000.0)
     router = Router(
         POLICIES[policy](costs),
         Random(seed),
         new_lease_id=lambda: f"lease-{next(ids)}",
+        others=[other(costs) for other in others],
+        shadow=[one(costs) for one in shadow],
         pools={"default": PoolFacts("model", "tokenizer", BLOCK)},
         costs=costs,
         settings=RouterSettings(**fields),
@@ -411,6 +422,41 @@ def test_a_hit_that_keeps_failing_is_priced_lower_but_still_reported():
     assert after.cached_tokens == before.cached_tokens
     assert after.confidence == 0.0
     assert after.cost.prefill_ms > before.cost.prefill_ms
+
+
+def test_a_shadow_is_recorded_and_never_acted_on():
+    def run(**fields):
+        router = make_router(3, **fields)
+        router.on_kv_events(worker(1), [stored(PROMPT)], 0.0)
+        return [router.schedule(request(PROMPT, request_id=str(n)), 1.0 + n) for n in range(30)]
+
+    alone, watched = run(), run(shadow=(KvAffinity, Broken, RoundRobin))
+    assert [d.chosen.worker for d in alone] == [d.chosen.worker for d in watched]
+    assert alone[0].shadow == ()
+    assert [choice.policy for choice in watched[0].shadow] == ["kv-affinity", "round-robin"]
+    assert all(d.shadow[0].chosen.worker == worker(1) for d in watched)
+    assert len({d.shadow[1].chosen.worker for d in watched}) == 3
+
+
+def test_a_request_may_ask_for_a_policy_where_that_is_allowed():
+    router = make_router(2, others=(RoundRobin,))
+    assert router.schedule(request(PROMPT, policy="round-robin"), 1.0).policy == "round-robin"
+    assert router.schedule(request(PROMPT, policy="unheard-of"), 1.0).policy == "token-load"
+    assert make_router(2).schedule(request(PROMPT, policy="round-robin"), 1.0).policy == "token-load"
+
+
+def test_hints_about_length_are_believed_within_the_limit():
+    router = make_router(1)
+    router.schedule(request(range(500), prompt_tokens=500), 1.0)
+    costs = [
+        router.schedule(
+            request(range(n * 900, n * 900 + 50), max_output=limit, expected_output_tokens=hint), 1.0
+        ).chosen.cost.decode_ms
+        / (n + 1)
+        for n, (hint, limit) in enumerate([(10, 5000), (1000, 5000), (1000, 10)])
+    ]
+    assert costs[0] < costs[1]
+    assert costs[2] < costs[1]
 
 
 class RouterMachine(RuleBasedStateMachine):
