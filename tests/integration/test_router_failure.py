@@ -50,8 +50,7 @@ async def test_the_router_is_killed_under_fifty_streams_and_finds_prefixes_again
     rng = random.Random(1)
     document, long = prose(rng, 600), {"max_tokens": TOKENS, "ignore_eos": True}
     async with fleet(tmp_path) as (stack, engines):
-        warmed = await stack.chat(document)
-        warm_at = (await stack.decision(warmed.request_id))["served_by"]
+        warm_at = (await stack.until_warm(document))["served_by"]
 
         streams = [
             asyncio.create_task(stack.chat(prose(rng, 20), stream=True, **long)) for _ in range(STREAMS)
@@ -67,7 +66,7 @@ async def test_the_router_is_killed_under_fifty_streams_and_finds_prefixes_again
             assert reply.body.endswith(b"data: [DONE]\n\n")
 
         await stack.start_router()
-        await stack.until_subscribed(2)
+        await stack.until_complete(2)
         await until_routed(stack)
         again = await stack.decision((await stack.chat(document)).request_id)
         assert again["selected_worker"] == again["served_by"] == warm_at

@@ -147,6 +147,18 @@ class FullStack:
             assert time.monotonic() < end, f"not in time; router log:\n{self.router.log_tail()}"
             await asyncio.sleep(0.01)
 
+    async def until_warm(self, prompt: str) -> dict[str, Any]:
+        """Ask it again until it is predicted to be warm; the log line of that request."""
+        for _ in range(50):
+            entry = await self.decision((await self.chat(prompt)).request_id)
+            if entry["predicted_cached_tokens"]:
+                return entry
+        raise AssertionError(f"never predicted to be warm: {entry}")
+
+    async def until_complete(self, workers: int) -> None:
+        """Wait until so many workers' KV events are known to be complete; each must have published some."""
+        await self.until(lambda: self.router_log().count(": complete (") >= workers)
+
     async def until_idle(self) -> None:
         """Wait until a decision sees no lease on any worker, and see that none had to be written off."""
         for _ in range(100):
