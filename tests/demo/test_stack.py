@@ -62,12 +62,15 @@ async def test_when_one_engine_does_not_start_none_is_left(tmp_path, monkeypatch
         if number == 1:
             await until(lambda: children.made)
             raise ChildError("engine 1 does not start")
+        if number == 2:
+            await until(children.all_ended)
         return await original(stack, number)
 
     monkeypatch.setattr(Stack, "_engine", engine)
     with pytest.raises(ChildError, match="engine 1 does not start"):
         async with Stack(StackSettings("token-load", engines=3), tmp_path):
             pytest.fail("it must not start")
+    assert asyncio.all_tasks() == {asyncio.current_task()}  # nobody who might start another one
     assert children.all_ended()
 
 
