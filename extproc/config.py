@@ -169,6 +169,9 @@ class Cost(_Section):
     expected_output_tokens: Annotated[float, Field(gt=0)] = Field(
         _COST.expected_output_tokens, description="generated tokens per request until learned"
     )
+    eviction: Annotated[float, Field(ge=0)] = Field(
+        _COST.eviction, description="how much of the expected loss by eviction is charged to who evicts"
+    )
     tie_ms: Annotated[float, Field(ge=0)] = Field(
         _COST.tie_ms, description="costs closer than this (or than 2 %) are equal"
     )

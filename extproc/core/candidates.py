@@ -126,9 +126,10 @@ class CandidateBuilder:
         confidence = self.trust.confidence(state.id, request.namespace, now) if cached else 1.0
         believed = round(confidence * cached)
         block_size = self.block_size(state)
-        capacity = None
+        capacity = unused = None
         if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
             capacity = metrics.num_gpu_blocks * block_size
+            unused = max(0, capacity - self.index.resident_blocks(state.id) * block_size)
         running = load.sequences
         if metrics is not None and metrics.running is not None:
             running = max(running, metrics.running)
@@ -149,6 +150,8 @@ class CandidateBuilder:
                 sequences=running,
                 context_tokens=load.context_tokens,
                 capacity_tokens=capacity,
+                unused_tokens=unused,
+                reuse=self.learned.reuse.of(state.member.pool),
             ),
             self.costs,
         )

@@ -9,7 +9,10 @@
               + output * n * (per_sequence + per_1k_context * prompt / 1000)           [we slow them]
               + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
+              + eviction * reuse * evicted * per_token                      [warm prefixes that have to go]
 
+evicted is how many tokens of other prefixes must leave the cache for this request's new blocks; reuse, the
+share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
 n is the number of sequences running there; sizes are tokens. Source of the shape: prefill is compute
 bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
 context, so its time grows with the batch and with the context read (the usual roofline argument).
@@ -38,6 +41,7 @@ class CostSettings:
         interference: share of our prefill time that each running sequence, and the next to come, is delayed
             by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
         expected_output_tokens: generated tokens per request until learned.
+        eviction: how much of the expected loss by eviction is charged to the request that evicts.
         tie_ms: costs closer than this (or than 2 %) are equal.
         max_extra_ttft_ms: a warm worker may be worse than the best cold one by this much predicted TTFT.
         max_warm_wait_ms: with a longer queue, warmth no longer counts against a faster cold worker.
@@ -51,9 +55,10 @@ class CostSettings:
     step_ms_per_1k_context: float = 0.02
     interference: float = 0.25
     expected_output_tokens: float = 128.0
+    eviction: float = 1.0
     tie_ms: float = 1.0
-    max_extra_ttft_ms: float = 2_000.0
-    max_warm_wait_ms: float = 10_000.0
+    max_extra_ttft_ms: float = 20_000.0
+    max_warm_wait_ms: float = 60_000.0
 
     def step_prior(self) -> StepCoefficients:
         """What output tokens cost until it is learned."""
@@ -80,6 +85,8 @@ class WorkerFacts:
     context_tokens: int
     capacity_tokens: int | None
     step: StepCoefficients
+    unused_tokens: int | None = None  # room in the cache that holds nothing yet
+    reuse: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +125,7 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     if worker.capacity_tokens is not None:
         needed = worker.context_tokens + request.prompt_tokens + output
         kv_risk_ms = max(0.0, needed - worker.capacity_tokens) * ttft.per_token_ms
+    if worker.unused_tokens is not None:
+        evicted = max(0.0, request.uncovered_tokens + output - worker.unused_tokens)
+        kv_risk_ms += settings.eviction * worker.reuse * evicted * ttft.per_token_ms
     return CostBreakdown(queue_ms, prefill_ms, decode_ms, kv_risk_ms)

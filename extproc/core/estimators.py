@@ -42,6 +42,25 @@ class Window:
         return self._cached
 
 
+class ReuseShares:
+    """Share of prompt tokens that engines found in their caches, per pool, over about 200 requests."""
+
+    _FADE = 0.995
+
+    def __init__(self) -> None:
+        self._pools: dict[str, tuple[float, float]] = {}
+
+    def observe(self, pool: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """An engine found `cached_tokens` of a prompt."""
+        prompt, cached = self._pools.get(pool, (0.0, 0.0))
+        self._pools[pool] = (prompt * self._FADE + prompt_tokens, cached * self._FADE + cached_tokens)
+
+    def of(self, pool: str) -> float:
+        """The share, 0 to 1; 0 until anything is known."""
+        prompt, cached = self._pools.get(pool, (0.0, 0.0))
+        return min(1.0, cached / prompt) if prompt > 0.0 else 0.0
+
+
 class OutputLengths:
     """Median number of generated tokens per model."""
 

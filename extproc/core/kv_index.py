@@ -234,6 +234,11 @@ class KvIndex:
         entry = self._workers.get(worker)
         return None if entry is None else entry.engine.block_size
 
+    def resident_blocks(self, worker: WorkerId) -> int:
+        """Blocks that events say the worker holds, in any tier; 0 for an unknown worker."""
+        entry = self._workers.get(worker)
+        return 0 if entry is None else entry.engine.blocks
+
     def stats(self, worker: WorkerId | None = None) -> IndexStats:
         """Size and health of one worker's part (zero if it is not tracked), or of the whole index."""
         if worker is not None:

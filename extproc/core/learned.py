@@ -1,7 +1,7 @@
 """What the router learns from finished requests: lengths, and what first and further tokens cost."""
 
 from extproc.core.cost import CostSettings
-from extproc.core.estimators import OutputLengths
+from extproc.core.estimators import OutputLengths, ReuseShares
 from extproc.core.load_ledger import WorkerLoad
 from extproc.core.outcomes import Released
 from extproc.core.step_model import StepModels
@@ -11,6 +11,8 @@ from extproc.core.types import Outcome, WorkerId
 # A request teaches what prefill costs only if next to nothing was queued ahead of it.
 _ALONE_SHARE = 0.05
 _ALONE_TOKENS = 8
+# Where most of the time went into others' prefill, what is left is mostly error.
+_MIN_DECODING_SHARE = 0.5
 _MIN_OUTPUT = 16  # tokens: shorter answers say little about the time of one
 
 
@@ -19,6 +21,7 @@ class Learned:
 
     def __init__(self, costs: CostSettings) -> None:
         self.outputs = OutputLengths(costs.expected_output_tokens)
+        self.reuse = ReuseShares()
         self.ttft = TtftModels(costs.ttft_prior())
         self.steps = StepModels(costs.step_prior())
 
@@ -26,18 +29,26 @@ class Learned:
         """The worker is gone."""
         self.ttft.forget(worker)
 
-    def learn(self, released: Released, load: WorkerLoad) -> None:
-        """Take in a finished request; `load` is that of its worker just before it was released."""
+    def learn(self, released: Released, load: WorkerLoad, prefill_beside_ms: float) -> None:
+        """Take in a finished request.
+
+        Args:
+            released: the request.
+            load: of its worker just before it was released.
+            prefill_beside_ms: prefill booked there after it, which slowed its decoding down.
+        """
         lease, completion = released.lease, released.completion
         request, chosen = lease.decision.request, lease.decision.chosen
         if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
             return
+        if completion.cached_tokens is not None and request.prompt_tokens > 0:
+            self.reuse.observe(request.pool, request.prompt_tokens, completion.cached_tokens)
         if completion.output_tokens is not None:
             self.outputs.observe(request.model, completion.output_tokens)
         # Without a stream the first byte is the last token's.
         if request.stream and completion.served_by in (None, chosen.worker.endpoint):
             self._first_token(released)
-            self._further_tokens(released, load)
+            self._further_tokens(released, load, prefill_beside_ms)
 
     def _first_token(self, released: Released) -> None:
         request, chosen = released.lease.decision.request, released.lease.decision.chosen
@@ -55,15 +66,18 @@ class Learned:
                 ttft_ms=took_ms,
             )
 
-    def _further_tokens(self, released: Released, load: WorkerLoad) -> None:
+    def _further_tokens(self, released: Released, load: WorkerLoad, prefill_beside_ms: float) -> None:
         request, chosen = released.lease.decision.request, released.lease.decision.chosen
         completion = released.completion
         tokens, first_ms, all_ms = completion.output_tokens, completion.first_body_ms, completion.duration_ms
         if tokens is None or tokens < _MIN_OUTPUT or first_ms is None or all_ms is None:
             return
+        decoding_ms = all_ms - first_ms - prefill_beside_ms
+        if decoding_ms < _MIN_DECODING_SHARE * (all_ms - first_ms):
+            return
         # Load changes while a request decodes; the mean of its two ends stands for it.
         self.steps.of(request.pool).observe(
             sequences=(chosen.sequences + 1 + load.sequences) / 2,
             context_tokens=(chosen.context_tokens + request.prompt_tokens + load.context_tokens + tokens) / 2,
-            tpot_ms=(all_ms - first_ms) / (tokens - 1),
+            tpot_ms=decoding_ms / (tokens - 1),
         )

@@ -44,6 +44,7 @@ class Lease:
     prefill_start: float
     prefill_end: float
     expires_at: float
+    booked_before_ms: float  # prefill ever booked on its worker, own included
     first_token_at: float | None = None
     stream_ended_at: float | None = None
     served_by: str | None = None  # endpoint, where the gateway tells before the end
@@ -88,6 +89,7 @@ class LoadLedger:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._books: dict[WorkerId, _Book] = {}
+        self._booked_ms: dict[WorkerId, float] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -153,6 +155,8 @@ class LoadLedger:
         chosen = decision.chosen
         book = self._books.setdefault(chosen.worker, _Book())
         start = max(now, book.prefill_free_at) if book.leases else now
+        booked = self._booked_ms.get(chosen.worker, 0.0) + chosen.cost.prefill_ms
+        self._booked_ms[chosen.worker] = booked
         lease = Lease(
             decision=decision,
             worker=chosen.worker,
@@ -165,6 +169,7 @@ class LoadLedger:
             prefill_start=start,
             prefill_end=start + chosen.cost.prefill_ms / 1000.0,
             expires_at=expires_at,
+            booked_before_ms=booked,
         )
         self._leases[lease.id] = lease
         book.leases[lease.id] = lease
@@ -172,6 +177,10 @@ class LoadLedger:
         book.context_tokens += lease.context_tokens
         book.prefill_free_at = lease.prefill_end
         return lease
+
+    def booked_since_ms(self, lease: Lease) -> float:
+        """Prefill, in milliseconds, that was booked on the lease's worker after it."""
+        return max(0.0, self._booked_ms.get(lease.worker, 0.0) - lease.booked_before_ms)
 
     def first_token(self, lease_id: str, now: float) -> Lease | None:
         """The engine has produced this lease's first token: its prefill is over.
@@ -209,6 +218,7 @@ class LoadLedger:
     def drop_worker(self, worker: WorkerId) -> tuple[Lease, ...]:
         """End every lease of a worker that is gone; returns them."""
         book = self._books.pop(worker, None)
+        self._booked_ms.pop(worker, None)
         if book is None:
             return ()
         for lease_id in book.leases:

@@ -34,6 +34,8 @@ from extproc.core.types import (
 )
 from extproc.core.worker_table import MembershipChange, WorkerTable
 
+_LINGER_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
@@ -95,6 +97,7 @@ class Router:
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
         self.trust = TrustBook()
+        self._lingering: dict[WorkerId, list[tuple[float, Lease]]] = {}
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
             ledger=self.ledger,
@@ -182,9 +185,10 @@ class Router:
         lease = self.ledger.get(lease_id)
         if lease is None:
             return None
-        load = self.ledger.load(lease.worker, now)
+        load, beside_ms = self.ledger.load(lease.worker, now), self.ledger.booked_since_ms(lease)
         self.ledger.release(lease_id, now)
-        self._unreserve(lease)
+        if not self._lingers(lease, completion, now):
+            self._unreserve(lease)
         if completion.served_by is None and lease.served_by is not None:
             completion = replace(completion, served_by=lease.served_by)
         for endpoint in suspects(lease, completion):
@@ -192,7 +196,7 @@ class Router:
         released = Released(lease, completion, now)
         self._audit(released)
         self._assume(released)
-        self.learned.learn(released, load)
+        self.learned.learn(released, load, beside_ms)
         return released
 
     # --- signals -----------------------------------------------------------------------------------
@@ -206,6 +210,7 @@ class Router:
             released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
             self.index.remove_worker(worker)
             self.assumed.remove_worker(worker)
+            self._lingering.pop(worker, None)
             self.learned.forget(worker)
             self.trust.forget(worker)
             self._reconciler.forget(worker)
@@ -223,6 +228,8 @@ class Router:
             self.assumed.drop(worker)
         for event in events:
             self.index.apply(worker, event)
+        for _, lease in self._lingering.pop(worker, ()):
+            self._unreserve(lease)
 
     def on_kv_reset(self, worker: WorkerId) -> None:
         """What the worker held is no longer known."""
@@ -263,6 +270,14 @@ class Router:
 
     def tick(self, now: float) -> list[Released]:
         """Release leases whose time is up."""
+        for worker, leases in list(self._lingering.items()):
+            for _, lease in (pair for pair in leases if pair[0] <= now):
+                self._unreserve(lease)
+            left = [pair for pair in leases if pair[0] > now]
+            if left:
+                self._lingering[worker] = left
+            else:
+                del self._lingering[worker]
         expired = [lease.id for lease in self.ledger if lease.expires_at <= now]
         return self._release_lost(expired, "no access log entry came", now)
 
@@ -282,6 +297,24 @@ class Router:
         completion = Completion(Outcome.LOST, details=why)
         released = (self.release(lease_id, completion, now) for lease_id in lease_ids)
         return [r for r in released if r is not None]
+
+    def _lingers(self, lease: Lease, completion: Completion, now: float) -> bool:
+        """Keep what a finished request has stored, until the events that tell of it are here.
+
+        The access log may be faster than the event stream; the next batch of events, or a second, ends it.
+        """
+        worker = lease.worker
+        if completion.outcome is not Outcome.FINISHED or self.index.block_size(worker) is None:
+            return False
+        unconfirmed = any(
+            match.reserved_only
+            for hashes in lease.reserved
+            for match in self.index.match(hashes)
+            if match.worker == worker
+        )
+        if unconfirmed:
+            self._lingering.setdefault(worker, []).append((now + _LINGER_S, lease))
+        return unconfirmed
 
     def _unreserve(self, lease: Lease) -> None:
         for hashes in lease.reserved:

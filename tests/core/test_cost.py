@@ -101,3 +101,13 @@ def test_a_longer_overlap_never_makes_a_worker_dearer(facts, a, b):
     less, more = sorted((a, b))
     cheap = price(request(10**5, less), facts, SETTINGS)
     assert cheap.total_ms <= price(request(10**5, more), facts, SETTINGS).total_ms
+
+
+def test_who_evicts_warm_prefixes_pays_for_them():
+    full = worker(capacity_tokens=100_000, unused_tokens=0, reuse=0.5)
+    roomy = worker(capacity_tokens=100_000, unused_tokens=50_000, reuse=0.5)
+    cold = request(uncovered=1000, output=0.0)
+    assert price(cold, roomy, SETTINGS).kv_risk_ms == 0.0
+    assert price(cold, full, SETTINGS).kv_risk_ms == pytest.approx(500.0)
+    assert price(cold, replace(full, reuse=0.0), SETTINGS).kv_risk_ms == 0.0
+    assert price(request(uncovered=10, output=0.0), full, SETTINGS).kv_risk_ms == pytest.approx(5.0)

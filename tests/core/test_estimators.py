@@ -1,4 +1,4 @@
-from extproc.core.estimators import OutputLengths, Window
+from extproc.core.estimators import OutputLengths, ReuseShares, Window
 
 
 def test_a_window_answers_with_its_prior_until_it_has_enough():
@@ -34,3 +34,16 @@ def test_output_lengths_are_bounded_in_memory():
     for n in range(5000):
         outputs.observe(f"model-{n}", 5)
     assert len(outputs._models) <= 1024
+
+
+def test_reuse_is_the_share_of_prompt_tokens_found_lately():
+    reuse = ReuseShares()
+    assert reuse.of("a") == 0.0
+    for _ in range(50):
+        reuse.observe("a", 1000, 250)
+        reuse.observe("b", 1000, 0)
+    assert reuse.of("a") == 0.25
+    assert reuse.of("b") == 0.0
+    for _ in range(2000):
+        reuse.observe("a", 1000, 900)
+    assert 0.89 < reuse.of("a") < 0.91

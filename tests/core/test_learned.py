@@ -8,7 +8,7 @@ from extproc.core.types import Completion, Outcome
 from tests.support.core import decision, worker
 
 
-def finish(learned, *, load=IDLE, outcome=Outcome.FINISHED, stream=True, queued=0.0, **fields):
+def finish(learned, *, load=IDLE, beside=0.0, outcome=Outcome.FINISHED, stream=True, queued=0.0, **fields):
     made = decision("a", prompt_tokens=1000, uncovered=1000)
     made.request.stream = stream
     object.__setattr__(made.candidates[0], "queued_prefill_tokens", queued)
@@ -20,7 +20,7 @@ def finish(learned, *, load=IDLE, outcome=Outcome.FINISHED, stream=True, queued=
         "output_tokens": 100,
         "cached_tokens": 0,
     }
-    learned.learn(Released(lease, Completion(outcome, **{**defaults, **fields}), 1.0), load)
+    learned.learn(Released(lease, Completion(outcome, **{**defaults, **fields}), 1.0), load, beside)
 
 
 def first_token_ms(learned):
@@ -60,3 +60,16 @@ def test_a_request_that_queued_teaches_no_prefill():
     for _ in range(30):
         finish(learned, queued=5000.0)
     assert first_token_ms(learned) == before
+
+
+def test_others_prefill_is_not_taken_for_the_cost_of_decoding():
+    alone, disturbed = Learned(CostSettings()), Learned(CostSettings())
+    for _ in range(30):
+        finish(alone, load=WorkerLoad(active=1, sequences=1))
+        finish(
+            disturbed,
+            load=WorkerLoad(active=1, sequences=1),
+            duration_ms=502.0 + 99 * 20.0 + 900.0,
+            beside=900.0,
+        )
+    assert disturbed.steps.of("default").coefficients == alone.steps.of("default").coefficients

@@ -459,6 +459,29 @@ def test_hints_about_length_are_believed_within_the_limit():
     assert costs[2] < costs[1]
 
 
+def test_a_finished_request_counts_until_the_events_about_it_are_here():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(range(9000, 9032), first_handle=500)], 0.5)
+    served = serve(router, PROMPT, 1.0)
+    assert served.cached_tokens == 0
+    late = router.schedule(request(PROMPT), 1.6)
+    assert late.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
+    router.release(late.lease_id, Completion(Outcome.CANCELLED), 1.7)
+    # What is said now counts: these events do not tell of it, so the engine does not have it.
+    router.on_kv_events(worker(0), [stored(range(9100, 9132), first_handle=600)], 1.8)
+    assert router.schedule(request(PROMPT), 1.9).chosen.cached_tokens == 0
+
+
+def test_without_events_a_finished_request_is_forgotten_after_a_second():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(range(9000, 9032), first_handle=500)], 0.5)
+    serve(router, PROMPT, 1.0)
+    router.tick(2.4)
+    assert router.index.stats(worker(0)).reservations > 0
+    router.tick(2.6)
+    assert router.index.stats(worker(0)).reservations == 0
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Whatever happens: no reservation and no load outlives its request."""
 

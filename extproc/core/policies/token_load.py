@@ -20,7 +20,9 @@ class TokenLoad(Policy):
     `max_extra_ttft_ms` after that on the best cold worker, or when its queue is longer than
     `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then.
 
-    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 2,000, `max_warm_wait_ms` 10,000.
+    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 20,000, `max_warm_wait_ms` 60,000:
+    a safety net, for bounds tighter than a few prefills make an overloaded fleet copy prefixes instead of
+    serving them.
     """
 
     name = "token-load"

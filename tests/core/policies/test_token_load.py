@@ -89,7 +89,7 @@ def test_a_denied_worker_stays_a_fallback():
         timed(1, queue=0.0, prefill=5.0, decode=9000.0),
         timed(0, queue=5000.0, prefill=4.0, cached=160),
     )
-    ordered, _ = POLICY.order(ASK, [warm, cold], Random(1))
+    ordered, _ = TokenLoad(CostSettings(max_extra_ttft_ms=100.0)).order(ASK, [warm, cold], Random(1))
     assert [c.worker for c in ordered] == [worker(1), worker(0)]
 
 
