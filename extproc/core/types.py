@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from extproc.core.namespace import Namespace
 
-TokenIds = array
+TokenIds: TypeAlias = "array[int]"
 """Token ids of one prompt: `array("I")`, 4 bytes each."""
 
 
@@ -132,7 +132,7 @@ class RoutingRequest:
     model: str
     pool: str
     namespace: Namespace
-    prompts: tuple[TokenIds, ...] = ()  # type: ignore[type-arg]  # array is generic only for checkers
+    prompts: tuple[TokenIds, ...] = ()
     prompt_tokens: int = 0
     load_only: str | None = None
     max_output_tokens: int | None = None

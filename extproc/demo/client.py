@@ -1,9 +1,9 @@
 """Drives the workload through Envoy as ordinary OpenAI clients would, and measures what they see."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -78,7 +78,7 @@ class Client:
         started = time.monotonic()
         first: float | None = None
         text: list[str] = []
-        usage: dict[str, object] | None = None
+        usage: dict[str, Any] | None = None
         async with session.post(self._url, data=msgspec.json.encode(body), headers=_JSON) as reply:
             if reply.status != 200:
                 raise ValueError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
@@ -95,10 +95,8 @@ class Client:
         if first is None or usage is None:
             raise ValueError("the stream ended without an answer and its usage")
         result.ttft_ms.append((first - started) * 1000.0)
-        result.prompt_tokens += int(str(usage["prompt_tokens"]))
-        details = usage.get("prompt_tokens_details")
-        with contextlib.suppress(TypeError):
-            result.cached_tokens += int((details or {}).get("cached_tokens") or 0)  # type: ignore[attr-defined]
+        result.prompt_tokens += usage["prompt_tokens"]
+        result.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return "".join(text)
 
 
