@@ -10,6 +10,7 @@ event arrives, its assumptions are dropped, for from then on it is known what it
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 from extproc.core.kv_index import KvIndex
 from extproc.core.types import WorkerId
@@ -39,25 +40,24 @@ class AssumedCache:
     def record(self, worker: WorkerId, chain: Sequence[int], capacity: int | None) -> None:
         """`worker` has just served a prompt with these block hashes; its cache holds `capacity` blocks."""
         held = self._workers.setdefault(worker, {})
+        self._index.reserve(worker, [block for block in chain if block not in held])
         for block in reversed(chain):  # the beginning of a prefix is evicted last
-            if block in held:
-                del held[block]
-            else:
-                self._index.reserve(worker, (block,))
+            held.pop(block, None)
             held[block] = None
         limit = DEFAULT_CAPACITY if capacity is None else capacity
-        while len(held) > limit:
-            oldest = next(iter(held))
-            del held[oldest]
-            self._index.unreserve(worker, (oldest,))
+        oldest = list(islice(held, max(0, len(held) - limit)))
+        for block in oldest:
+            del held[block]
+        self._index.unreserve(worker, oldest)
 
     def forget(self, worker: WorkerId, blocks: Sequence[int]) -> None:
         """The engine did not have these."""
-        held = self._workers.get(worker, {})
-        for block in blocks:
-            if block in held:
+        held = self._workers.get(worker)
+        if held:
+            gone = [block for block in dict.fromkeys(blocks) if block in held]
+            for block in gone:
                 del held[block]
-                self._index.unreserve(worker, (block,))
+            self._index.unreserve(worker, gone)
 
     def drop(self, worker: WorkerId) -> None:
         """Nothing is assumed of `worker` any more."""

@@ -10,8 +10,8 @@ the decodes in it); the third is the linear part of prefill; the fourth is atten
 before each token. The shape is the usual one of a step's cost: see `extproc.sim.time_model`.
 
 The coefficients are fitted online over the requests of a pool (see `extproc.core.least_squares`). A worker
-that is consistently faster or slower than its pool by more than 20 % gets a factor of its own: noise between
-equal workers must not make one look better for ever.
+that is consistently faster or slower than its pool by more than 50 % gets a factor of its own: noise between
+equal workers must not make one look better, and prompts leave it, for ever.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from extproc.core.least_squares import OnlineFit
 from extproc.core.types import WorkerId
 
 _MPAIR = 1e6
-_DEVIATION = 0.2
+_DEVIATION = 0.5
+_ENOUGH = 15
 _EXAMPLES = ((0, 0, 0), (0, 0, 8), (2000, 0, 0), (2000, 20_000, 0))  # uncovered, cached, sequences
 
 
@@ -105,7 +106,9 @@ class TtftModel:
             return
         features = _features(uncovered, cached, sequences)
         expected = self._fit.predict(features)
-        self._factors.setdefault(worker, Window(1.0)).add(ttft_ms / expected if expected > 0.0 else 1.0)
+        self._factors.setdefault(worker, Window(1.0, enough=_ENOUGH)).add(
+            ttft_ms / expected if expected > 0.0 else 1.0
+        )
         self._fit.observe(features, ttft_ms)
         self._coefficients = TtftCoefficients(*self._fit.coefficients)
 
