@@ -10,7 +10,7 @@ from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
 from extproc.core.types import Candidate, RoutingRequest, WorkerId
-from extproc.core.worker_table import WorkerState
+from extproc.core.worker_table import ForeignLoad, WorkerState
 
 Chains = dict[int, tuple[tuple[int, ...], ...]]
 """Block hashes of a request's prompts, by block size."""
@@ -58,7 +58,7 @@ class CandidateBuilder:
         expected = self.learned.outputs.expected(
             request.model, request.max_output_tokens, request.expected_output_tokens
         )
-        foreign = self._foreign_waiting(states, now)
+        foreign = self._foreign(states, now)
         candidates = [
             self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
             for state in states
@@ -94,20 +94,21 @@ class CandidateBuilder:
                         )
         return hits, chains
 
-    def _foreign_waiting(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, float]:
-        """Requests waiting at each worker that are not ours.
+    def _foreign(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, ForeignLoad]:
+        """Requests at each worker that are not ours.
 
         A worker that has not told lately is taken to be as bad as the worst that has: silence is not
         idleness.
         """
-        known: dict[WorkerId, float] = {}
-        for state in states:
-            metrics = state.fresh_metrics(now, self.stale_after_s)
-            if metrics is not None and metrics.waiting is not None:
-                ours = self.ledger.sequences(state.id)
-                total = metrics.waiting + (metrics.running or 0)
-                known[state.id] = float(max(0, min(metrics.waiting, total - ours)))
-        worst = max(known.values(), default=0.0)
+        known = {
+            state.id: state.foreign
+            for state in states
+            if state.foreign is not None and state.fresh_metrics(now, self.stale_after_s) is not None
+        }
+        worst = ForeignLoad(
+            max((load.waiting for load in known.values()), default=0),
+            max((load.running for load in known.values()), default=0),
+        )
         return {state.id: known.get(state.id, worst) for state in states}
 
     def _candidate(
@@ -116,7 +117,7 @@ class CandidateBuilder:
         state: WorkerState,
         hit: tuple[int, int],
         expected_output: float,
-        foreign_waiting: float,
+        foreign: ForeignLoad,
         now: float,
     ) -> Candidate:
         load = self.ledger.load(state.id, now)
@@ -130,9 +131,11 @@ class CandidateBuilder:
         if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
             capacity = metrics.num_gpu_blocks * block_size
             unused = max(0, capacity - self.index.resident_blocks(state.id) * block_size)
-        running = load.sequences
-        if metrics is not None and metrics.running is not None:
-            running = max(running, metrics.running)
+        running = load.sequences + foreign.running
+        held = load.context_tokens
+        if capacity is not None and metrics is not None and metrics.kv_usage is not None:
+            # Requests that share a prefix hold it once; what was sent since the scrape is not in its count.
+            held = min(held, round(metrics.kv_usage * capacity) + round(load.queued_prefill_tokens))
         cost = price(
             RequestFacts(
                 request.prompt_tokens,
@@ -146,9 +149,10 @@ class CandidateBuilder:
                 ttft=self.learned.ttft.of(state.member.pool).coefficients(state.id),
                 step=self.learned.steps.of(state.member.pool).coefficients,
                 queued_prefill_ms=load.queued_prefill_ms,
-                foreign_waiting=foreign_waiting,
+                foreign_waiting=foreign.waiting,
                 sequences=running,
                 context_tokens=load.context_tokens,
+                held_tokens=held,
                 capacity_tokens=capacity,
                 unused_tokens=unused,
                 reuse=self.learned.reuse.of(state.member.pool),

@@ -83,6 +83,7 @@ class WorkerFacts:
     foreign_waiting: float  # requests waiting there that are not ours
     sequences: int  # running there, ours and others'
     context_tokens: int
+    held_tokens: int  # of KV memory in use: shared prefixes count once
     capacity_tokens: int | None
     step: StepCoefficients
     unused_tokens: int | None = None  # room in the cache that holds nothing yet
@@ -123,7 +124,7 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     )
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:
-        needed = worker.context_tokens + request.prompt_tokens + output
+        needed = worker.held_tokens + request.prompt_tokens - request.cached_tokens + output
         kv_risk_ms = max(0.0, needed - worker.capacity_tokens) * ttft.per_token_ms
     if worker.unused_tokens is not None:
         evicted = max(0.0, request.uncovered_tokens + output - worker.unused_tokens)

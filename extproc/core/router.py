@@ -255,6 +255,9 @@ class Router:
         for worker in self.table.restarted(endpoint, by_rank):
             self.assumed.drop(worker)
         self.table.on_metrics(endpoint, by_rank, now)
+        for state in self.table.at(endpoint):
+            if state.id.dp_rank in by_rank:
+                state.note_foreign(self.ledger.sequences(state.id))
         lost: list[str] = []
         for rank, metrics in by_rank.items():
             lost += self._reconciler.check(WorkerId(endpoint, rank), metrics, now)

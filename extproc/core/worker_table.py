@@ -7,8 +7,16 @@ leaves and comes back gets a new generation, so nothing that belonged to the old
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from extproc.core.types import EngineMetrics, Member, WorkerId
+
+
+class ForeignLoad(NamedTuple):
+    """Requests at a worker that are not ours."""
+
+    waiting: int
+    running: int
 
 
 @dataclass(slots=True)
@@ -21,6 +29,8 @@ class WorkerState:
     joined_at: float
     metrics: EngineMetrics | None = None
     metrics_at: float | None = None
+    foreign: ForeignLoad | None = None  # what the last two scrapes agree on
+    foreign_seen: ForeignLoad | None = None  # as the last scrape looked
     scrape_failures: int = 0
     unreachable_since: float | None = None
     kv_trusted: bool = False
@@ -30,6 +40,21 @@ class WorkerState:
     def metrics_age_s(self, now: float) -> float | None:
         """Seconds since the last good scrape; None before the first."""
         return None if self.metrics_at is None else max(0.0, now - self.metrics_at)
+
+    def note_foreign(self, ours: int) -> None:
+        """After a scrape: what the engine has beyond our own `ours` sequences.
+
+        One scrape may count requests of ours that ended a moment ago, so the smaller of two counts.
+        """
+        before, metrics = self.foreign_seen, self.metrics
+        if metrics is None or metrics.waiting is None:
+            self.foreign = self.foreign_seen = None
+            return
+        total = max(0, metrics.waiting + (metrics.running or 0) - ours)
+        waiting = min(metrics.waiting, total)
+        seen = ForeignLoad(waiting, total - waiting)
+        self.foreign_seen = seen
+        self.foreign = seen if before is None else ForeignLoad(*map(min, seen, before))
 
     def fresh_metrics(self, now: float, stale_after_s: float) -> EngineMetrics | None:
         """The engine's own figures, or None when they are missing or too old to mean anything."""

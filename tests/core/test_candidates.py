@@ -90,13 +90,29 @@ def test_workers_of_different_block_size_are_each_matched_on_their_own_chain():
 
 def test_our_own_leases_are_not_taken_for_others_requests():
     fleet = Fleet()
+    state = fleet.table.get(worker(0))
     fleet.builder.ledger.admit(decision("a", prefill_ms=0.0), 1, (), 1.0, 1e9)
     fleet.table.on_metrics(worker(0).endpoint, {0: metrics(waiting=1)}, 1.0)
+    state.note_foreign(1)
     candidates, _ = fleet.build(request(PROMPT))
     assert candidates[worker(0)].cost.queue_ms == 0.0
-    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(waiting=3)}, 1.0)
+    for _ in range(2):
+        fleet.table.on_metrics(worker(0).endpoint, {0: metrics(waiting=3, running=4)}, 1.0)
+        state.note_foreign(1)
     candidates, _ = fleet.build(request(PROMPT))
-    assert candidates[worker(0)].cost.queue_ms == pytest.approx(2 * len(PROMPT))
+    assert candidates[worker(0)].cost.queue_ms == pytest.approx(3 * len(PROMPT))
+    assert candidates[worker(0)].sequences == 1 + 3
+
+
+def test_a_prefix_that_many_requests_share_is_held_once():
+    fleet = Fleet()
+    for n in range(20):
+        fleet.builder.ledger.admit(decision(str(n), prompt_tokens=5000, prefill_ms=0.0), 1, (), 1.0, 1e9)
+    full = {"num_gpu_blocks": 1000}
+    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(**full)}, 1.0)
+    assert fleet.build(request(PROMPT))[0][worker(0)].cost.kv_risk_ms > 0.0
+    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(kv_usage=0.4, **full)}, 1.0)
+    assert fleet.build(request(PROMPT))[0][worker(0)].cost.kv_risk_ms == 0.0
 
 
 def test_a_worker_short_of_memory_is_dearer():

@@ -19,6 +19,7 @@ def worker(**fields):
         "foreign_waiting": 0.0,
         "sequences": 0,
         "context_tokens": 0,
+        "held_tokens": 0,
         "capacity_tokens": None,
         "step": StepCoefficients(10.0, 0.1, 0.02),
     }
@@ -78,6 +79,7 @@ workers = st.builds(
     foreign_waiting=st.floats(0, 100),
     sequences=st.integers(0, 500),
     context_tokens=st.integers(0, 10**6),
+    held_tokens=st.integers(0, 10**6),
     capacity_tokens=st.none() | st.integers(1, 10**6),
     step=st.builds(StepCoefficients, st.floats(0, 100), st.floats(0, 5), st.floats(0, 5)),
 )
@@ -87,7 +89,7 @@ workers = st.builds(
     workers,
     st.integers(0, 10**5),
     st.floats(0, 1e4),
-    st.sampled_from(["queued_prefill_ms", "foreign_waiting", "sequences", "context_tokens"]),
+    st.sampled_from(["queued_prefill_ms", "foreign_waiting", "sequences", "context_tokens", "held_tokens"]),
     st.integers(1, 100),
 )
 def test_more_load_never_makes_a_worker_cheaper(facts, uncovered, output, name, more):

@@ -91,3 +91,21 @@ def test_counters_that_fall_are_a_restart():
         scrape = {0: metrics(prompt_tokens=tokens)}
         assert table.restarted(endpoint, scrape) == expected
         table.on_metrics(endpoint, scrape, 1.0)
+
+
+def test_foreign_load_is_what_two_scrapes_agree_on():
+    table = table_of(1)
+    state = table.get(worker(0))
+
+    def scrape(waiting, running, ours):
+        table.on_metrics(worker(0).endpoint, {0: metrics(waiting=waiting, running=running)}, 1.0)
+        state.note_foreign(ours)
+        return state.foreign
+
+    assert scrape(0, 5, 5) == (0, 0)
+    assert scrape(0, 5, 0) == (0, 0)  # ours, which have just ended
+    assert scrape(3, 8, 2) == (0, 5)
+    assert scrape(3, 8, 2) == (3, 6)
+    table.on_metrics(worker(0).endpoint, {0: metrics(waiting=None)}, 2.0)
+    state.note_foreign(0)
+    assert state.foreign is None
