@@ -14,6 +14,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 44
 Point = tuple[float, float]
 
 
+_SMALLEST = 1e-9  # less than this is nothing, for a reader and for a logarithm
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A scale from values to pixels.
@@ -56,12 +59,12 @@ class Axis:
 
 def axis(label: str, values: Sequence[float], *, log: bool = False, zero: bool = True) -> Axis:
     """An axis that holds `values`; it begins at 0 unless `log`, or `zero` is False."""
-    finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    finite = [value for value in values if math.isfinite(value) and (value > _SMALLEST or not log)]
     high = max(finite, default=1.0)
     low = min(finite, default=0.1) if log or not zero else 0.0
     if log:
         low = min(low, high / 10)
-    elif high <= low:
+    elif high - low <= _SMALLEST:
         high = low + 1.0
     return Axis(label, low, high, log)
 
