@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from extproc.core.errors import WarmrouteError
@@ -112,7 +113,7 @@ def run_jobs(jobs: list[Job], processes: int, progress: Progress) -> Iterator[tu
     """(index, outcome) of every job, as they end."""
     if processes <= 1 or len(jobs) <= 1:
         for index, job in enumerate(jobs):
-            yield index, run_job(job, lambda ended, index=index: progress(index, ended))  # type: ignore[misc]
+            yield index, run_job(job, partial(progress, index))
         return
     context = multiprocessing.get_context("spawn")
     news: Any = context.Queue()

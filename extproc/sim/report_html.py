@@ -247,7 +247,8 @@ def _at(result: Result, path: str) -> float | None:
     value: Any = result
     for name in path.split("."):
         value = value[name]
-    return value  # type: ignore[no-any-return]
+    found: float | None = value
+    return found
 
 
 def _by_load(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:

@@ -13,6 +13,7 @@ Clients send no output limit: what a rollout will generate is not known beforeha
 """
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 from extproc.core.errors import WarmrouteError
@@ -64,7 +65,7 @@ def rl_rollouts(
                 last = straggler_tokens if index in slow else turn_tokens
                 yield Session(
                     id=f"step{step}-rollout{index}",
-                    turns=Lazily(lambda s=step, i=index, n=last: rollout(s, i, n)),  # type: ignore[misc]
+                    turns=Lazily(partial(rollout, step, index, last)),
                     group="straggler" if index in slow else "regular",
                     step=step,
                 )
