@@ -125,6 +125,8 @@ class RoutingRequest:
     `session_key`: what the client says its session is; None: nothing.
     `policy`: the one to use, where the client may choose; None, or unknown to the router: its own.
     `expected_output_tokens`: what the client says it expects, per sequence; None: nothing.
+    `tenant`: whose request it is; empty: not known, or there are no tenants.
+    `prompt_class`: what kind of prompt it is, as declared or learned; empty: not known.
     `subset`: endpoints the gateway restricts us to; None = all.
     """
 
@@ -143,6 +145,8 @@ class RoutingRequest:
     session_key: str | None = None
     policy: str | None = None
     expected_output_tokens: int | None = None
+    tenant: str = ""
+    prompt_class: str = ""
 
     @property
     def keyed_prompts(self) -> int:
