@@ -62,17 +62,6 @@ def test_unusable_files_say_why(text, expected):
     assert expected in error_of(text)
 
 
-def test_pool_names_must_differ():
-    pool = "{name: a, discovery: {static: ['h:1']}}"
-    assert "pool names must differ" in error_of(f"pools: [{pool}, {pool}]")
-
-
-def test_a_model_belongs_to_one_pool():
-    one = "{name: a, model: {names: [m]}, discovery: {static: ['h:1']}}"
-    two = "{name: b, model: {names: [m]}, discovery: {static: ['h:2']}}"
-    assert "model 'm' is in two pools: a and b" in error_of(f"pools: [{one}, {two}]")
-
-
 def test_paths_are_relative_to_the_file(tmp_path):
     path = tmp_path / "etc" / "warmroute.yaml"
     path.parent.mkdir()

@@ -1,0 +1,101 @@
+"""From a file to a `Config`, or to errors that name line and fix."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from extproc.config.base import ConfigError
+from extproc.config.references import problems_of
+from extproc.config.root import Config
+
+
+def load(path: Path | str) -> Config:
+    """Read and validate a configuration file. Relative paths in it are relative to the file.
+
+    Raises:
+        ConfigError: naming the file, the line, the field and what is wrong with it.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return parse(text, str(path), base=path.parent)
+
+
+def parse(text: str, name: str = "config", base: Path | None = None) -> Config:
+    """Validate configuration text; `name` is what errors call it.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name} must be a mapping with at least `pools:`")
+    try:
+        config = Config.model_validate(_absolute(data, base) if base is not None else data)
+    except ValidationError as error:
+        problems = [_describe(node, problem) for problem in error.errors()]
+        raise _unusable(name, problems) from error
+    contradictions = [_located(node, where, what) for where, what in problems_of(config)]
+    if contradictions:
+        raise _unusable(name, contradictions)
+    return config
+
+
+_PATH_FIELDS = {("model", "path"), ("model", "chat_template"), ("discovery", "file"), ("envoy", "eds_file")}
+
+
+def _absolute(data: Any, base: Path, section: str = "") -> Any:
+    if isinstance(data, list):
+        return [_absolute(item, base, section) for item in data]
+    if not isinstance(data, dict):
+        return data
+    out = {}
+    for key, value in data.items():
+        if (section, key) in _PATH_FIELDS and isinstance(value, str):
+            out[key] = str((base / value).resolve())
+        else:
+            out[key] = _absolute(value, base, str(key))
+    return out
+
+
+def _describe(node: yaml.Node | None, problem: Any) -> str:
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message = "no such setting; check the spelling against the configuration reference"
+    elif problem["type"] == "missing":
+        message = "this setting is required"
+    return _located(node, problem["loc"], message)
+
+
+def _located(node: yaml.Node | None, where: tuple[int | str, ...], message: str) -> str:
+    field = ".".join(str(part) for part in where) or "(top level)"
+    return f"line {_line(node, where)}: {field}: {message}"
+
+
+def _unusable(name: str, problems: list[str]) -> ConfigError:
+    return ConfigError("\n".join([f"{name} is not usable:", *(f"  {problem}" for problem in problems)]))
+
+
+def _line(node: yaml.Node | None, where: tuple[int | str, ...]) -> int:
+    """Line of the deepest part of `where` that is in the file."""
+    line = 1 if node is None else node.start_mark.line + 1
+    for part in where:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

@@ -1,0 +1,95 @@
+"""Pools: which engines there are, what they serve, and how their prompts become token ids."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from extproc.config.base import Seconds, Section
+
+
+class KvEvents(Section):
+    """Where a pool's engines publish KV events. `*` or no host means the worker's own host."""
+
+    enabled: bool = Field(default=True, description="subscribe to KV events")
+    endpoint: str = Field("tcp://*:5557", description="ZMQ PUB endpoint of data-parallel rank 0")
+    replay: str | None = Field("tcp://*:5558", description="ZMQ replay endpoint of rank 0; null: no replay")
+    bind: bool = Field(default=False, description="the engines connect to us; `endpoint` is our address")
+    topic: str = Field("", description="ZMQ topic prefix to subscribe to")
+
+
+class Dns(Section):
+    """Workers behind a DNS name; every address it resolves to is a worker."""
+
+    name: str = Field(description="host name, resolved by the system")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(description="port of every worker")
+    interval_s: Seconds = Field(5.0, description="seconds between resolutions")
+
+
+class StaticWorker(Section):
+    """One engine server, with its own KV endpoints where they differ from the pool's."""
+
+    endpoint: str = Field(description="`host:port`")
+    dp_size: Annotated[int, Field(ge=1)] | None = Field(None, description="null: as the pool says")
+    kv_events: str | None = Field(None, description="its own KV event endpoint")
+    kv_replay: str | None = Field(None, description="its own replay endpoint")
+
+
+class Discovery(Section):
+    """Where the workers of a pool are found. Several sources are merged."""
+
+    static: list[StaticWorker] = Field(default_factory=list, description="`ip:port`, or a mapping")
+    file: Path | None = Field(None, description="watched list of endpoints; Envoy's EDS file form works too")
+    dns: Dns | None = None
+
+    @field_validator("static", mode="before")
+    @classmethod
+    def _plain_endpoints(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return [{"endpoint": item} if isinstance(item, str) else item for item in value]
+
+    @model_validator(mode="after")
+    def _some_source(self) -> Self:
+        if not (self.static or self.file or self.dns):
+            raise ValueError("name at least one source of workers: `static`, `file` or `dns`")
+        return self
+
+
+class Model(Section):
+    """How prompts become token ids. Must be what the engines serve."""
+
+    path: Path | None = Field(
+        None, description="folder with tokenizer.json and tokenizer_config.json; null: route by load only"
+    )
+    names: list[str] = Field(default_factory=list, description="served base model names; others are adapters")
+    revision: str = Field("", description="model revision: engines of another revision share no KV")
+    chat_template: Path | None = Field(None, description="template file, when the engine runs with one")
+    content_format: Literal["auto", "string", "openai"] = Field(
+        "auto", description="as the engine's --chat-template-content-format"
+    )
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="as the engine's --default-chat-template-kwargs"
+    )
+    fast_tokenizer: Literal["auto", "off"] = Field(
+        "auto", description="use fastokens if installed and its ids agree with tokenizers at load"
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False, description="as the engine's flag of that name"
+    )
+    worker_tokenize: Literal["off", "tokenize", "render"] = Field(
+        "off", description="ask a worker (its /tokenize or /render) where local rendering is not supported"
+    )
+
+
+class Pool(Section):
+    """A set of workers serving one base model."""
+
+    name: str = Field("default", description="what logs call it")
+    model: Model = Field(default_factory=Model)
+    discovery: Discovery
+    dp_size: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks behind each endpoint")
+    kv_events: KvEvents = Field(default_factory=KvEvents)
+    block_size: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens per KV block until an engine tells; null: claim nothing until then"
+    )

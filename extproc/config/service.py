@@ -1,0 +1,57 @@
+"""How the service reads engines, bounds what comes from outside, logs, and what Envoy it expects."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from extproc.config.base import Seconds, Section
+
+
+class Scrape(Section):
+    """How the engines' /metrics pages are read."""
+
+    interval_s: Seconds = Field(1.0, description="seconds between scrapes of one worker")
+    timeout_s: Seconds = Field(2.0, description="longest a scrape may take")
+    failure_limit: Annotated[int, Field(ge=1)] = Field(3, description="failures in a row before not ready")
+    stale_after_s: Seconds = Field(5.0, description="older figures are not used")
+
+
+class Limits(Section):
+    """Bounds on what comes from outside."""
+
+    body_bytes: Annotated[int, Field(gt=0)] = Field(64 << 20, description="larger request bodies get a 413")
+    prompt_budget_ms: Annotated[float, Field(gt=0)] = Field(
+        250.0, description="time for rendering and encoding; then the request is routed by load"
+    )
+    lease_expiry_s: Seconds = Field(1800.0, description="a request with no sign of life is written off")
+
+
+class DecisionLog(Section):
+    """One JSON line per finished request."""
+
+    path: str = Field("-", description="file to append to; `-` is standard output, empty is off")
+
+
+class Envoy(Section):
+    """What `warmroute envoy-config` builds."""
+
+    listen: str = Field("0.0.0.0:10000", description="where clients connect")
+    admin: str = Field("127.0.0.1:9901", description="Envoy's admin interface")
+    router: list[str] = Field(default_factory=list, description="where Envoy finds us; default: `listen`")
+    body_mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = Field(
+        "BUFFERED", description="how Envoy hands us bodies"
+    )
+    message_timeout_s: Seconds = Field(1.0, description="then the request goes on without us")
+    first_token_observer: bool = Field(default=False, description="tell us of first tokens while they happen")
+    version: str = Field("1.40", description="Envoy that will read it, 1.36 to 1.40")
+    retries: Annotated[int, Field(ge=0)] = Field(2, description="other workers tried when one refuses")
+    retry_resets: bool = Field(
+        default=True, description="try another also when one dies before its answer began; redoes its work"
+    )
+    stream_usage: bool = Field(
+        default=True, description="read usage from streamed answers (Envoy 1.38 or newer)"
+    )
+    eds_file: Path | None = Field(
+        None, description="worker list for Envoy; null: as the pools' discovery says"
+    )
