@@ -9,7 +9,7 @@ from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
-from extproc.core.types import Candidate, RoutingRequest, WorkerId
+from extproc.core.types import Candidate, Priced, RoutingRequest, WorkerId
 from extproc.core.worker_table import ForeignLoad, WorkerState
 
 Chains = dict[int, tuple[tuple[int, ...], ...]]
@@ -60,8 +60,10 @@ class CandidateBuilder:
         )
         foreign = self._foreign(states, now)
         candidates = [
-            self._candidate(request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], now)
-            for state in states
+            self._candidate(
+                request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], position, now
+            )
+            for position, state in enumerate(states)
         ]
         return candidates, chains
 
@@ -118,6 +120,7 @@ class CandidateBuilder:
         hit: tuple[int, int],
         expected_output: float,
         foreign: ForeignLoad,
+        position: int,
         now: float,
     ) -> Candidate:
         load = self.ledger.load(state.id, now)
@@ -136,7 +139,7 @@ class CandidateBuilder:
         if capacity is not None and metrics is not None and metrics.kv_usage is not None:
             # Requests that share a prefix hold it once; what was sent since the scrape is not in its count.
             held = min(held, round(metrics.kv_usage * capacity) + round(load.queued_prefill_tokens))
-        cost = price(
+        priced = Priced(
             RequestFacts(
                 request.prompt_tokens,
                 uncovered + cached - believed,
@@ -157,7 +160,6 @@ class CandidateBuilder:
                 unused_tokens=unused,
                 reuse=self.learned.reuse.of(state.member.pool),
             ),
-            self.costs,
         )
         return Candidate(
             worker=state.id,
@@ -165,13 +167,15 @@ class CandidateBuilder:
             offloaded_tokens=offloaded,
             uncovered_tokens=uncovered,
             block_size=block_size,
-            cost=cost,
+            cost=price(*priced, self.costs),
             active=load.active,
             queued_prefill_tokens=load.queued_prefill_tokens,
             metrics_age_s=state.metrics_age_s(now),
             confidence=confidence,
             sequences=running,
             context_tokens=load.context_tokens,
+            position=position,
+            priced=priced,
         )
 
 

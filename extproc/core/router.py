@@ -35,6 +35,7 @@ from extproc.core.types import (
 from extproc.core.worker_table import MembershipChange, WorkerTable
 
 _LINGER_S = 1.0
+_TIE_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,6 @@ class Router:
         self._policy = policy
         self._others = {other.name: other for other in others}
         self._shadow = tuple(shadow)
-        # Apart from the real policy's, so that a shadow changes none of its ties.
-        self._shadow_rng = Random(0)  # noqa: S311 - breaks ties, guards nothing
         self._rng = rng
         self._new_lease_id = new_lease_id
         self._pools = dict(pools)
@@ -123,7 +122,8 @@ class Router:
             raise NoEndpointError(self._why_nothing_is_ready(request))
         candidates, chains = self._candidates.build(request, states, now)
         policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
-        ordered, reason = policy.order(request, candidates, self._rng)
+        tie_seed = self._rng.getrandbits(_TIE_BITS)
+        ordered, reason = policy.order(request, candidates, _chance(tie_seed))
         decision = Decision(
             lease_id=self._new_lease_id(),
             request=request,
@@ -131,7 +131,10 @@ class Router:
             reason=reason,
             policy=policy.name,
             decided_at=now,
-            shadow=self._shadows(request, candidates) if self._shadow else (),
+            shadow=self._shadows(request, candidates, tie_seed) if self._shadow else (),
+            tie_seed=tie_seed,
+            inputs=policy.inputs(request),
+            costs=self.costs,
         )
         chosen = ordered[0]
         state = self.table.get(chosen.worker)
@@ -286,12 +289,14 @@ class Router:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _shadows(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[ShadowChoice, ...]:
+    def _shadows(
+        self, request: RoutingRequest, candidates: Sequence[Candidate], tie_seed: int
+    ) -> tuple[ShadowChoice, ...]:
         choices = []
         for policy in self._shadow:
             try:
-                ordered, reason = policy.order(request, candidates, self._shadow_rng)
-                choices.append(ShadowChoice(policy.name, ordered[0], reason))
+                ordered, reason = policy.order(request, candidates, _chance(tie_seed))
+                choices.append(ShadowChoice(policy.name, ordered[0], reason, policy.inputs(request)))
             except Exception:  # noqa: S112 - a shadow never affects the request, whatever it does
                 continue
         return tuple(choices)
@@ -373,6 +378,11 @@ class Router:
         if request.subset is not None and not any(s.id.endpoint in request.subset for s in members):
             return "none of the endpoints the gateway allows is a member of the pool"
         return f"none of the {len(members)} workers of pool {request.pool!r} is ready"
+
+
+def _chance(seed: int) -> Random:
+    """The chance of one decision: it can be had again."""
+    return Random(seed)  # noqa: S311 - breaks ties, guards nothing
 
 
 def fallbacks(decision: Decision, limit: int) -> tuple[str, ...]:

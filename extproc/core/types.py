@@ -8,9 +8,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from extproc.core.namespace import Namespace
+
+if TYPE_CHECKING:
+    from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts
 
 TokenIds: TypeAlias = "array[int]"
 """Token ids of one prompt: `array("I")`, 4 bytes each."""
@@ -176,6 +179,13 @@ class CostBreakdown:
         return self.queue_ms + self.prefill_ms
 
 
+class Priced(NamedTuple):
+    """What a candidate's price was made from: with the settings, all that `extproc.core.cost.price` takes."""
+
+    request: "RequestFacts"
+    worker: "WorkerFacts"
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One worker as it looked when the decision was made."""
@@ -192,6 +202,8 @@ class Candidate:
     confidence: float = 1.0  # share of the predicted hit that the price counts on
     sequences: int = 0  # running there, ours and others'
     context_tokens: int = 0  # that our own sequences there hold
+    position: int = 0  # among the candidates as the policy was given them: the order of membership
+    priced: Priced | None = None
 
 
 class Reason(StrEnum):
@@ -208,6 +220,12 @@ class Reason(StrEnum):
     SESSION_MOVED = "session-moved"  # the session's worker had too much of our load
 
 
+PolicyInputs: TypeAlias = tuple[tuple[str, str | float], ...]
+"""What a policy used besides request, candidates, settings and chance, by name."""
+
+NO_INPUTS: PolicyInputs = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ShadowChoice:
     """What another policy would have chosen from the same candidates. It was not acted on."""
@@ -215,11 +233,15 @@ class ShadowChoice:
     policy: str
     chosen: Candidate
     reason: Reason
+    inputs: PolicyInputs = NO_INPUTS
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer, with everything needed to explain it. `candidates` is in order of preference."""
+    """The answer, with everything needed to explain it and to make it again.
+
+    `candidates` is in order of preference. `tie_seed` seeds the generator that policy and shadows were given.
+    """
 
     lease_id: str
     request: RoutingRequest
@@ -228,6 +250,9 @@ class Decision:
     policy: str
     decided_at: float
     shadow: tuple[ShadowChoice, ...] = ()
+    tie_seed: int = 0
+    inputs: PolicyInputs = NO_INPUTS
+    costs: "CostSettings | None" = None
 
     @property
     def chosen(self) -> Candidate:

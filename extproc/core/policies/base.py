@@ -6,7 +6,7 @@ from random import Random
 from typing import ClassVar
 
 from extproc.core.cost import CostSettings
-from extproc.core.types import Candidate, Reason, RoutingRequest
+from extproc.core.types import NO_INPUTS, Candidate, PolicyInputs, Reason, RoutingRequest
 
 
 class Policy(ABC):
@@ -25,6 +25,14 @@ class Policy(ABC):
         self, request: RoutingRequest, candidates: Sequence[Candidate], rng: Random
     ) -> tuple[list[Candidate], Reason]:
         """The candidates in order of preference (at least one goes in), and why the first is first."""
+
+    def inputs(self, request: RoutingRequest) -> PolicyInputs:
+        """What the last `order` used besides its arguments and the settings: its own state, for the log.
+
+        With it, a decision can be made again from its own line.
+        """
+        del request
+        return NO_INPUTS
 
 
 def warmth(request: RoutingRequest, chosen: Candidate) -> Reason:

@@ -5,13 +5,14 @@ from random import Random
 
 from extproc.core.cost import CostSettings
 from extproc.core.policies.base import Policy
-from extproc.core.types import Candidate, Reason, RoutingRequest
+from extproc.core.types import Candidate, PolicyInputs, Reason, RoutingRequest
 
 
 class RoundRobin(Policy):
     """Each request goes to the next worker.
 
-    Formula: candidates rotated by a counter. Inputs: membership order only. Defaults: none.
+    Formula: the candidate at position `turn mod workers` goes first, the others follow as on a ring.
+    Inputs: membership order, and `turn`, which counts the policy's requests from 0. Defaults: none.
     """
 
     name = "round-robin"
@@ -28,3 +29,8 @@ class RoundRobin(Policy):
         start = self._next % len(candidates)
         self._next += 1
         return [*candidates[start:], *candidates[:start]], Reason.ROUND_ROBIN
+
+    def inputs(self, request: RoutingRequest) -> PolicyInputs:
+        """`turn`, as the last request found it."""
+        del request
+        return (("turn", self._next - 1),)

@@ -9,7 +9,7 @@ import xxhash
 
 from extproc.core.cost import CostSettings
 from extproc.core.policies.base import Policy
-from extproc.core.types import Candidate, Reason, RoutingRequest, WorkerId
+from extproc.core.types import Candidate, PolicyInputs, Reason, RoutingRequest, WorkerId
 
 VIRTUAL_NODES = 160
 LOAD_BOUND = 1.25
@@ -48,6 +48,10 @@ class SessionAffinity(Policy):
         beyond = [candidate for candidate in ring if candidate.active >= bound]
         moved = bool(within) and within[0] is not ring[0]
         return [*within, *beyond], Reason.SESSION_MOVED if moved else Reason.SESSION
+
+    def inputs(self, request: RoutingRequest) -> PolicyInputs:
+        """`session`: where on the ring the request's session lies, in hexadecimal."""
+        return (("session", f"{session_hash(request):016x}"),)
 
     def _walk(self, key: int, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
         """Workers in the order in which the ring reaches them from `key`."""
