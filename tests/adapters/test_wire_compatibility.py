@@ -11,20 +11,23 @@ import pytest
 from google.protobuf import descriptor
 from google.protobuf.descriptor import FieldDescriptor
 
-from extproc.pb import access_log_pb2, envoy_common_pb2, ext_proc_pb2, health_pb2
+from extproc.pb import access_log_pb2, discovery_pb2, envoy_common_pb2, ext_proc_pb2, health_pb2
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from envoy_data_plane.envoy.config.core import v3 as core
+    from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
     from envoy_data_plane.envoy.data.accesslog import v3 as log_data
     from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as filters
     from envoy_data_plane.envoy.service.accesslog import v3 as log_service
+    from envoy_data_plane.envoy.service.discovery import v3 as discovery
     from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
     from envoy_data_plane.envoy.type import v3 as types
+    from envoy_data_plane.google import rpc
     from grpclib.health.v1 import health_pb2 as peer_health
 
-OURS = (envoy_common_pb2, ext_proc_pb2, access_log_pb2)
-SEARCHED = (ext_proc, log_service, log_data, filters, core, types)
+OURS = (envoy_common_pb2, ext_proc_pb2, access_log_pb2, discovery_pb2)
+SEARCHED = (ext_proc, log_service, log_data, filters, discovery, endpoint, core, types, rpc)
 
 KIND = {
     FieldDescriptor.TYPE_DOUBLE: "double",
