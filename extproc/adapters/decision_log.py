@@ -1,19 +1,24 @@
 """The decision log: one JSON line per finished request, made from values the router returned.
 
+A line is enough to make its decision again: `settings` and `facts` hold what all candidates were priced
+with, each candidate's own `facts` what differs from one to another (see `extproc.core.cost` for both),
+`inputs` what the policy brought itself. Where a policy leaves it to chance, the lower `draw` goes first.
+
 No line ever holds prompt text. Writing may fail (disk full, closed pipe); that is counted and said once,
 and never reaches the request.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any, BinaryIO
 
 import msgspec
 
 from extproc.core.outcomes import Released
-from extproc.core.types import Candidate
+from extproc.core.types import Candidate, Decision
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -22,7 +27,45 @@ def _ms(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _draws(decision: Decision) -> list[int]:
+    """By position: the place of each candidate in the random order that ties are broken by."""
+    count = decision.considered
+    drawn = Random(decision.tie_seed).sample(range(count), count)  # noqa: S311 - the policy's own chance again
+    draws = [0] * count
+    for place, position in enumerate(drawn):
+        draws[position] = place
+    return draws
+
+
+def _facts(candidates: Sequence[Candidate]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What candidates were priced from, unrounded: common to all of them, and each one's own."""
+    all_facts = [
+        {}
+        if candidate.priced is None
+        else {
+            kind: msgspec.to_builtins(facts)
+            for kind, facts in zip(candidate.priced._fields, candidate.priced, strict=True)
+        }
+        for candidate in candidates
+    ]
+    common: dict[str, dict[str, Any]] = {}
+    for kind, facts in all_facts[0].items():
+        common[kind] = {
+            name: value
+            for name, value in facts.items()
+            if all(kind in other and other[kind][name] == value for other in all_facts[1:])
+        }
+    own = [
+        {
+            kind: {name: value for name, value in values.items() if name not in common.get(kind, ())}
+            for kind, values in facts.items()
+        }
+        for facts in all_facts
+    ]
+    return common, own
+
+
+def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[str, Any]:
     cost = candidate.cost
     return {
         "worker": str(candidate.worker),
@@ -35,9 +78,15 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "kv_risk_ms": _ms(cost.kv_risk_ms),
         "total_ms": _ms(cost.total_ms),
         "active": candidate.active,
-        "queued_prefill_tokens": round(candidate.queued_prefill_tokens),
+        "queued_prefill_tokens": candidate.queued_prefill_tokens,
+        "sequences": candidate.sequences,
+        "context_tokens": candidate.context_tokens,
+        "block_size": candidate.block_size,
         "metrics_age_s": _ms(candidate.metrics_age_s),
         "confidence": round(candidate.confidence, 3),
+        "position": candidate.position,
+        "draw": draw,
+        "facts": facts,
     }
 
 
@@ -60,6 +109,8 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
     """The line for one ended request. Times are milliseconds, sizes tokens; null means not known."""
     decision, completion = released.lease.decision, released.completion
     request, chosen = decision.request, decision.chosen
+    facts, own_facts = _facts(decision.candidates)
+    draws = _draws(decision)
     return {
         "time": finished_at.isoformat(timespec="milliseconds"),
         "request_id": request.request_id,
@@ -91,10 +142,19 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
                 "decision": choice.reason.value,
                 "predicted_ttft_ms": _ms(choice.chosen.cost.ttft_ms),
                 "total_ms": _ms(choice.chosen.cost.total_ms),
+                "inputs": dict(choice.inputs),
             }
             for choice in decision.shadow
         },
-        "candidate_workers": [_candidate(c) for c in decision.candidates],
+        "prompts": request.keyed_prompts,
+        "inputs": dict(decision.inputs),
+        "tie_seed": decision.tie_seed,
+        "settings": decision.costs,
+        "facts": facts,
+        "candidate_workers": [
+            _candidate(candidate, draws[candidate.position], own)
+            for candidate, own in zip(decision.candidates, own_facts, strict=True)
+        ],
     }
 
 

@@ -132,6 +132,7 @@ class Router:
             policy=policy.name,
             decided_at=now,
             shadow=self._shadows(request, candidates, tie_seed) if self._shadow else (),
+            considered=len(candidates),
             tie_seed=tie_seed,
             inputs=policy.inputs(request),
             costs=self.costs,

@@ -179,6 +179,24 @@ class CostBreakdown:
         return self.queue_ms + self.prefill_ms
 
 
+class LengthSource(StrEnum):
+    """What an expected length rests on."""
+
+    HINT = "hint"
+    CLASS = "class"  # of prompts, of one tenant and model
+    TENANT = "tenant"
+    MODEL = "model"
+    PRIOR = "prior"
+
+
+class LengthEstimate(NamedTuple):
+    """Tokens one sequence is expected to generate: the median, and what nine of ten stay within."""
+
+    expected: float
+    high: float
+    source: LengthSource
+
+
 class Priced(NamedTuple):
     """What a candidate's price was made from: with the settings, all that `extproc.core.cost.price` takes."""
 
@@ -204,6 +222,7 @@ class Candidate:
     context_tokens: int = 0  # that our own sequences there hold
     position: int = 0  # among the candidates as the policy was given them: the order of membership
     priced: Priced | None = None
+    output: LengthEstimate | None = None  # the same for every candidate of a request
 
 
 class Reason(StrEnum):
@@ -250,6 +269,7 @@ class Decision:
     policy: str
     decided_at: float
     shadow: tuple[ShadowChoice, ...] = ()
+    considered: int = 0  # candidates the policy was given
     tie_seed: int = 0
     inputs: PolicyInputs = NO_INPUTS
     costs: "CostSettings | None" = None
