@@ -212,6 +212,58 @@ def test_pitfall_57_no_load_is_charged_without_a_pick():
     assert len(router.ledger) == 0
 
 
+def test_pitfall_56_what_expired_and_then_finishes_leaves_no_debt():
+    router = make_router(2, lease_expiry_s=60.0)
+    late = router.schedule(request(PROMPT), 1.0)
+    assert len(router.tick(61.0)) == 1
+    assert router.release(late.lease_id, DONE, 62.0) is None
+    assert router.ledger.load(late.chosen.worker, 62.0) == IDLE
+    # A debt would draw everything that follows to one worker.
+    counts = Counter(
+        router.schedule(request(range(n * 1000, n * 1000 + 100)), 63.0).chosen.worker for n in range(20)
+    )
+    assert sorted(counts.values()) == [10, 10]
+
+
+def test_pitfall_65_routers_side_by_side_agree():
+    """Nobody tells one router what another does; the session's hash, events and engines' metrics do."""
+    by_hash = [make_router(4, policy="session-affinity", seed=n) for n in range(2)]
+    for n in range(40):
+        ask = request(range(50), session_key=f"session {n}")
+        one, other = (router.schedule(ask, 1.0 + n) for router in by_hash)
+        assert one.chosen.worker == other.chosen.worker
+        for router, decision in zip(by_hash, (one, other), strict=True):
+            router.release(decision.lease_id, DONE, 1.5 + n)
+    by_cost = [make_router(4, seed=n) for n in range(2)]
+    for router in by_cost:
+        router.on_kv_events(worker(2), [stored(PROMPT)], 0.5)
+    assert {router.schedule(request(PROMPT), 1.0).chosen.worker for router in by_cost} == {worker(2)}
+    busy, watching = by_cost
+    for n in range(6):  # a crowd that only one of them has sent there
+        busy.schedule(request(range(n * 9000, n * 9000 + 4000), subset=frozenset({worker(2).endpoint})), 2.0)
+    watching.on_metrics(worker(2).endpoint, {0: metrics(running=2, waiting=5)}, 2.5)
+    for n in (0, 1, 3):
+        watching.on_metrics(worker(n).endpoint, {0: metrics()}, 2.5)
+    choices = [router.schedule(request(PROMPT), 2.6).chosen.worker for router in by_cost]
+    assert worker(2) not in choices
+
+
+def test_pitfall_67_where_a_prefix_was_sent_to_get_away_from_load_it_is_remembered():
+    router = make_router(3, policy="prefix-affinity")
+    for n in range(2):
+        router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
+    for n in range(16):
+        only = frozenset({worker(n % 2).endpoint})
+        router.schedule(request(range(n * 999, n * 999 + 60), subset=only), 1.0)
+    first = router.schedule(request(PROMPT), 2.0)
+    assert first.chosen.worker == worker(2)
+    assert first.chosen.cached_tokens == 0
+    router.release(first.lease_id, DONE, 3.0)
+    again = router.schedule(request(PROMPT), 4.0)
+    assert again.chosen.worker == worker(2)
+    assert again.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
+
+
 def test_a_failed_worker_gets_nothing_until_it_is_back():
     router = make_router(2)
     router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
