@@ -9,7 +9,7 @@ from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.trust import TrustBook
-from extproc.core.types import Candidate, Priced, RoutingRequest, WorkerId
+from extproc.core.types import Candidate, LengthEstimate, Priced, RoutingRequest, WorkerId
 from extproc.core.worker_table import ForeignLoad, WorkerState
 
 Chains = dict[int, tuple[tuple[int, ...], ...]]
@@ -55,13 +55,11 @@ class CandidateBuilder:
     ) -> tuple[list[Candidate], Chains]:
         """One candidate per state, in their order, and the request's block hashes."""
         hits, chains = self._match(request, states)
-        expected = self.learned.outputs.expected(
-            request.model, request.max_output_tokens, request.expected_output_tokens
-        )
+        output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
         candidates = [
             self._candidate(
-                request, state, hits.get(state.id, (0, 0)), expected, foreign[state.id], position, now
+                request, state, hits.get(state.id, (0, 0)), output, foreign[state.id], position, now
             )
             for position, state in enumerate(states)
         ]
@@ -118,7 +116,7 @@ class CandidateBuilder:
         request: RoutingRequest,
         state: WorkerState,
         hit: tuple[int, int],
-        expected_output: float,
+        output: LengthEstimate,
         foreign: ForeignLoad,
         position: int,
         now: float,
@@ -145,7 +143,7 @@ class CandidateBuilder:
                 uncovered + cached - believed,
                 believed,
                 offloaded,
-                expected_output,
+                output.expected,
                 request.sequences,
             ),
             WorkerFacts(
@@ -176,6 +174,7 @@ class CandidateBuilder:
             context_tokens=load.context_tokens,
             position=position,
             priced=priced,
+            output=output,
         )
 
 

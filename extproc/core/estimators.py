@@ -1,4 +1,4 @@
-"""What we learn while running, apart from times (see `extproc.core.ttft_model`): output lengths.
+"""Small estimators: a median that forgets, and how much of what is asked was asked before.
 
 Estimates are medians over a bounded window of recent samples: robust to outliers, forgetting by
 themselves, and a configured prior until there are enough samples.
@@ -59,30 +59,3 @@ class ReuseShares:
         """The share, 0 to 1; 0 until anything is known."""
         prompt, cached = self._pools.get(pool, (0.0, 0.0))
         return min(1.0, cached / prompt) if prompt > 0.0 else 0.0
-
-
-class OutputLengths:
-    """Median number of generated tokens per model."""
-
-    _MAX_MODELS = 1024
-
-    def __init__(self, prior_tokens: float) -> None:
-        self._prior = prior_tokens
-        self._models: dict[str, Window] = {}
-
-    def observe(self, model: str, tokens: int) -> None:
-        """A request for `model` ended by itself after `tokens` generated tokens."""
-        window = self._models.get(model)
-        if window is None:
-            if len(self._models) >= self._MAX_MODELS:
-                self._models.pop(next(iter(self._models)))
-            window = self._models[model] = Window(self._prior)
-        window.add(tokens)
-
-    def expected(self, model: str, limit: int | None, hint: int | None = None) -> float:
-        """Tokens a request for `model` will generate: as hinted, else as learned; at most `limit`."""
-        window = self._models.get(model)
-        value = self._prior if window is None else window.value
-        if hint is not None:
-            value = float(hint)
-        return value if limit is None else min(value, float(limit))

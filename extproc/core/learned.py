@@ -1,9 +1,10 @@
 """What the router learns from finished requests: lengths, and what first and further tokens cost."""
 
 from extproc.core.cost import CostSettings
-from extproc.core.estimators import OutputLengths, ReuseShares
+from extproc.core.estimators import ReuseShares
 from extproc.core.load_ledger import WorkerLoad
 from extproc.core.outcomes import Released
+from extproc.core.output_lengths import OutputLengths
 from extproc.core.step_model import StepModels
 from extproc.core.ttft_model import TtftModels
 from extproc.core.types import Outcome, WorkerId
@@ -44,7 +45,7 @@ class Learned:
         if completion.cached_tokens is not None and request.prompt_tokens > 0:
             self.reuse.observe(request.pool, request.prompt_tokens, completion.cached_tokens)
         if completion.output_tokens is not None:
-            self.outputs.observe(request.model, completion.output_tokens)
+            self.outputs.observe(request, completion.output_tokens, released.released_at)
         # Without a stream the first byte is the last token's.
         if request.stream and completion.served_by in (None, chosen.worker.endpoint):
             self._first_token(released)

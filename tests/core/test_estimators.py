@@ -1,4 +1,4 @@
-from extproc.core.estimators import OutputLengths, ReuseShares, Window
+from extproc.core.estimators import ReuseShares, Window
 
 
 def test_a_window_answers_with_its_prior_until_it_has_enough():
@@ -18,22 +18,6 @@ def test_a_window_shrugs_off_outliers_and_forgets():
     for _ in range(5):
         window.add(20.0)
     assert window.value == 20.0
-
-
-def test_output_lengths_are_learned_per_model_and_capped_by_the_request():
-    outputs = OutputLengths(128.0)
-    for _ in range(10):
-        outputs.observe("long", 900)
-    assert outputs.expected("long", None) == 900.0
-    assert outputs.expected("long", 50) == 50.0
-    assert outputs.expected("other", None) == 128.0
-
-
-def test_output_lengths_are_bounded_in_memory():
-    outputs = OutputLengths(1.0)
-    for n in range(5000):
-        outputs.observe(f"model-{n}", 5)
-    assert len(outputs._models) <= 1024
 
 
 def test_reuse_is_the_share_of_prompt_tokens_found_lately():

@@ -5,7 +5,7 @@ from extproc.core.learned import Learned
 from extproc.core.load_ledger import IDLE, LoadLedger, WorkerLoad
 from extproc.core.outcomes import Released
 from extproc.core.types import Completion, Outcome
-from tests.support.core import decision, worker
+from tests.support.core import decision, request, worker
 
 
 def finish(learned, *, load=IDLE, beside=0.0, outcome=Outcome.FINISHED, stream=True, queued=0.0, **fields):
@@ -32,7 +32,7 @@ def test_lengths_first_tokens_and_steps_are_learned():
     learned = Learned(CostSettings())
     for _ in range(30):
         finish(learned, load=WorkerLoad(active=1, sequences=1))
-    assert learned.outputs.expected("tiny", None) == 100
+    assert learned.outputs.estimate(request(max_output=None), 1.0).expected == 100
     assert first_token_ms(learned) == pytest.approx(500.0, rel=0.05)
     assert learned.steps.of("default").coefficients.tpot_ms(1, 1000) == pytest.approx(20.0, rel=0.1)
 

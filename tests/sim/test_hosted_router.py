@@ -78,7 +78,10 @@ def test_speed_and_lengths_are_learned_from_ends():
         router.on_finished(name, 0, 77, 10.0 * at + 5.0)
     assert predicted[0] < 1000
     assert predicted[-1] > 3 * predicted[0]
-    assert router.router.learned.outputs.expected("sim", None) == 77
+    (state,) = router.router.table.all()
+    router.route(ask("next"), 300.0)
+    (lease,) = router.router.ledger.leases(state.id)
+    assert lease.decision.chosen.output.expected == 77
 
 
 def test_metrics_reach_the_worker_table():
