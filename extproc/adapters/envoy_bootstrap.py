@@ -29,6 +29,7 @@ import yaml
 from extproc.adapters import envoy_comments
 from extproc.core.errors import WarmrouteError
 from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.endpoint_discovery import ALL_WORKERS
 from extproc.protocol.endpoint_picker import DESTINATION
 
 EnvoyVersion = tuple[int, int]
@@ -81,7 +82,18 @@ class DnsWorkers:
     refresh_s: float = 5.0
 
 
-Workers = StaticWorkers | EdsFileWorkers | DnsWorkers
+@dataclass(frozen=True, slots=True)
+class EdsServiceWorkers:
+    """Workers told by the routers themselves, over gRPC on their own port (EDS).
+
+    `assignment` is `workers` for those of all pools, or `workers/POOL`. A list stays in force while no router
+    can be reached; an Envoy that starts without one waits up to 15 s, then has no workers until one comes.
+    """
+
+    assignment: str = ALL_WORKERS
+
+
+Workers = StaticWorkers | EdsFileWorkers | DnsWorkers | EdsServiceWorkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +131,9 @@ class EnvoySettings:
         routed_prefixes: paths that go through the router; all others are balanced by Envoy alone.
         usage_free_paths: routed paths without usage lifting, because their JSON answers are large.
         internal_headers: request headers only the router may set; removed when a client sends them.
+        trace_collector: `host:port` of an OpenTelemetry collector (OTLP over gRPC) that Envoy sends spans to;
+            None: it makes none. With it, requests, the router's decisions and traced engines share a trace.
+        trace_percent: how many requests in a hundred are traced when their client has not decided that.
         node_id: name of this Envoy.
         node_cluster: name of the group it belongs to.
     """
@@ -151,6 +166,8 @@ class EnvoySettings:
         "x-warmroute-ticket",
         "x-warmroute-pool",
     )
+    trace_collector: str | None = None
+    trace_percent: float = 100.0
     node_id: str = "warmroute-envoy"
     node_cluster: str = "warmroute"
 
@@ -165,13 +182,14 @@ class EnvoySettings:
                 self.envoy_version in SUPPORTED_VERSIONS
             ),
             "no router address: name at least one host:port where warmroute serves": bool(self.routers),
-            "no worker endpoint: name at least one host:port, an EDS file or a DNS name": not no_workers,
+            "no worker endpoint: name at least one host:port, an EDS file, a DNS name or EDS": not no_workers,
             "no routed path prefix: nothing would ever reach the router": bool(self.routed_prefixes),
             f"ports {ports} must be in 0 to 65535": all(0 <= port < 65_536 for port in ports),
             "body_limit and response_limit must be at least 1 byte and less than 4 GiB": (
                 all(0 < limit < 1 << 32 for limit in limits)
             ),
             "retries must not be negative; 0 is for none": self.retries >= 0,
+            f"trace_percent {self.trace_percent:g} must be in 0 to 100": 0.0 <= self.trace_percent <= 100.0,
             # Whatever else is configured, no client may choose the destination.
             f"internal_headers must contain {DESTINATION}": DESTINATION in self.internal_headers,
         }

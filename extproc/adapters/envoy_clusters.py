@@ -1,4 +1,4 @@
-"""The two clusters of the bootstrap, and the values all parts of it are made of."""
+"""The clusters of the bootstrap, and the values all parts of it are made of."""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -14,12 +14,13 @@ from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.adapters.envoy_bootstrap import DnsWorkers, EdsFileWorkers, EnvoySettings
+from extproc.adapters.envoy_bootstrap import DnsWorkers, EdsFileWorkers, EdsServiceWorkers, EnvoySettings
 from extproc.protocol.addresses import Address, parse_address
 from extproc.protocol.endpoint_picker import DESTINATION, LB_NAMESPACE, SERVED_KEY
 
 WORKERS = "workers"
 ROUTER = "warmroute"
+COLLECTOR = "opentelemetry_collector"
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -71,6 +72,23 @@ def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
             service_name=workers.assignment if workers.assignment != WORKERS else "",
         )
         return cluster
+    if isinstance(workers, EdsServiceWorkers):
+        cluster.type = cluster_v3.ClusterDiscoveryType.EDS
+        cluster.eds_cluster_config = cluster_v3.ClusterEdsClusterConfig(
+            eds_config=core.ConfigSource(
+                api_config_source=core.ApiConfigSource(
+                    api_type=core.ApiConfigSourceApiType.GRPC,
+                    transport_api_version=core.ApiVersion.V3,
+                    set_node_on_first_message_only=True,
+                    grpc_services=[
+                        core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER))
+                    ],
+                ),
+                resource_api_version=core.ApiVersion.V3,
+            ),
+            service_name=workers.assignment,
+        )
+        return cluster
     if isinstance(workers, DnsWorkers):
         _set_addresses(cluster, [parse_address(f"{workers.name}:{workers.port}")], workers.refresh_s)
     else:
@@ -114,6 +132,25 @@ def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
         },
     )
     _set_addresses(cluster, settings.router_addresses)
+    return cluster
+
+
+def collector_cluster(collector: str) -> cluster_v3.Cluster:
+    """Where spans go, `host:port`: OTLP over gRPC."""
+    cluster = cluster_v3.Cluster(
+        name=COLLECTOR,
+        connect_timeout=seconds(1),
+        typed_extension_protocol_options={
+            HTTP_OPTIONS: Any.pack(
+                upstreams.HttpProtocolOptions(
+                    explicit_http_config=upstreams.HttpProtocolOptionsExplicitHttpConfig(
+                        http2_protocol_options=core.Http2ProtocolOptions()
+                    )
+                )
+            )
+        },
+    )
+    _set_addresses(cluster, [parse_address(collector)])
     return cluster
 
 

@@ -9,6 +9,12 @@ import re
 NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("node",), "Names of this Envoy. Obligatory as soon as endpoints come from a file or a server."),
     (
+        ("typed_config", "tracing"),
+        "The router's spans are children of these, and so are an engine's: traceparent goes along to both.",
+    ),
+    (("tracing", "random_sampling"), "Share of requests traced where the client has not decided."),
+    (("tracing", "spawn_upstream_span"), "One span for each attempt, so that retries are seen."),
+    (
         ("typed_config", "stream_idle_timeout"),
         "The longest silence on a request. Envoy's default of 5 minutes would cut very long prefills.",
     ),
@@ -106,6 +112,10 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("common_http_protocol_options", "idle_timeout"),
         "Below the engine's keep-alive (uvicorn: 5 s), or requests meet connections just being closed.",
+    ),
+    (
+        ("eds_config", "api_config_source"),
+        "The workers come from Warmroute, and stay as they are while it cannot be reached.",
     ),
     (("circuit_breakers",), "Envoy's default is 1,024, and merely open streams count."),
     (

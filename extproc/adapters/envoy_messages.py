@@ -7,17 +7,20 @@ from collections.abc import Sequence
 
 from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
 from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap_v3
+from envoy_data_plane.envoy.config.cluster import v3 as cluster_v3
 from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint_v3
 from envoy_data_plane.envoy.config.listener import v3 as listener_v3
 from envoy_data_plane.envoy.config.route import v3 as route_v3
+from envoy_data_plane.envoy.config.trace import v3 as trace_v3
 from envoy_data_plane.envoy.extensions.access_loggers.grpc import v3 as grpc_log
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router_v3
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import v3 as hcm
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
+from envoy_data_plane.envoy.type import v3 as percent_v3
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.envoy.type.tracing import v3 as tracing
 from envoy_data_plane.google.protobuf import Any
@@ -25,9 +28,11 @@ from envoy_data_plane.google.protobuf import Any
 from extproc.adapters import envoy_usage
 from extproc.adapters.envoy_bootstrap import BodyMode, EnvoySettings
 from extproc.adapters.envoy_clusters import (
+    COLLECTOR,
     ROUTER,
     WORKERS,
     address,
+    collector_cluster,
     load_assignment,
     metadata_key,
     router_cluster,
@@ -52,10 +57,18 @@ def bootstrap(settings: EnvoySettings) -> bootstrap_v3.Bootstrap:
         node=core.Node(id=settings.node_id, cluster=settings.node_cluster),
         static_resources=bootstrap_v3.BootstrapStaticResources(
             listeners=[listener(settings)],
-            clusters=[workers_cluster(settings), router_cluster(settings)],
+            clusters=clusters(settings),
         ),
         admin=bootstrap_v3.Admin(address=address(settings.admin_address, settings.admin_port)),
     )
+
+
+def clusters(settings: EnvoySettings) -> list[cluster_v3.Cluster]:
+    """Engines, router, and the collector of spans where there is one."""
+    found = [workers_cluster(settings), router_cluster(settings)]
+    if settings.trace_collector is not None:
+        found.append(collector_cluster(settings.trace_collector))
+    return found
 
 
 def workers_assignment(addresses: Sequence[Address]) -> endpoint_v3.ClusterLoadAssignment:
@@ -88,6 +101,7 @@ def connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
     return hcm.HttpConnectionManager(
         codec_type=hcm.HttpConnectionManagerCodecType.AUTO,
         stat_prefix="ingress",
+        tracing=tracing_of(settings),
         stream_idle_timeout=seconds(settings.stream_idle_timeout),
         request_timeout=seconds(120),
         delayed_close_timeout=seconds(0.1),
@@ -100,6 +114,27 @@ def connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
         ),
         route_config=routes(settings),
         http_filters=http_filters(settings),
+    )
+
+
+def tracing_of(settings: EnvoySettings) -> hcm.HttpConnectionManagerTracing | None:
+    """Envoy's own spans: the request, the call to the router, and each attempt at an engine."""
+    if settings.trace_collector is None:
+        return None
+    return hcm.HttpConnectionManagerTracing(
+        random_sampling=percent_v3.Percent(value=settings.trace_percent),
+        spawn_upstream_span=True,
+        provider=trace_v3.TracingHttp(
+            name="envoy.tracers.opentelemetry",
+            typed_config=Any.pack(
+                trace_v3.OpenTelemetryConfig(
+                    grpc_service=core.GrpcService(
+                        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=COLLECTOR)
+                    ),
+                    service_name=settings.node_id,
+                )
+            ),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from extproc.adapters.envoy_bootstrap import (
     BodyMode,
     DnsWorkers,
     EdsFileWorkers,
+    EdsServiceWorkers,
     EnvoyConfigError,
     EnvoySettings,
     StaticWorkers,
@@ -50,12 +51,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="a worker, instead of those the file names; may be repeated",
     )
+    parser.add_argument(
+        "--eds",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let Envoy get the workers from Warmroute over gRPC (by default only where it cannot find them "
+        "itself, because an Envoy that starts while Warmroute is down would have no workers)",
+    )
     parser.add_argument("--body-mode", choices=[mode.value for mode in BodyMode], help="how bodies reach us")
     parser.add_argument(
         "--first-token-observer",
         action=argparse.BooleanOptionalAction,
         default=None,
         help="report first tokens while they happen",
+    )
+    parser.add_argument(
+        "--trace-collector",
+        metavar="HOST:PORT",
+        help="OpenTelemetry collector for Envoy's spans (OTLP over gRPC)",
     )
     parser.add_argument(
         "--stream-usage",
@@ -67,7 +80,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the configuration."""
-    settings = _overridden(envoy_settings(configuration.load(args.config), args.worker), args)
+    if args.eds and args.worker:
+        raise EnvoyConfigError("--eds and --worker exclude each other: workers come from one place")
+    eds = None if args.eds is None else ("always" if args.eds else "never")
+    settings = _overridden(envoy_settings(configuration.load(args.config), args.worker, eds), args)
     built = bootstrap(settings)
     text = to_json(built) if args.format == "json" else to_yaml(built)
     if args.output is None:
@@ -80,8 +96,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def envoy_settings(config: configuration.Config, workers: list[str] | None = None) -> EnvoySettings:
-    """What a Warmroute configuration means for Envoy; `workers` replaces those it names.
+def envoy_settings(
+    config: configuration.Config, workers: list[str] | None = None, eds: str | None = None
+) -> EnvoySettings:
+    """What a Warmroute configuration means for Envoy.
+
+    `workers` replaces those it names, `eds` (`auto`, `always`, `never`) its `envoy.eds`.
 
     Raises:
         EnvoyConfigError: Envoy cannot follow the way the workers are discovered.
@@ -98,7 +118,7 @@ def envoy_settings(config: configuration.Config, workers: list[str] | None = Non
             "set a port, `envoy.router`, or --router"
         )
     return EnvoySettings(
-        workers=StaticWorkers(tuple(workers)) if workers else _workers(config),
+        workers=StaticWorkers(tuple(workers)) if workers else _workers(config, eds or config.envoy.eds),
         routers=tuple(envoy.router) or (here,),
         listen_address=listen.host,
         listen_port=listen.port,
@@ -112,6 +132,8 @@ def envoy_settings(config: configuration.Config, workers: list[str] | None = Non
         retries=envoy.retries,
         retry_resets=envoy.retry_resets,
         stream_usage=envoy.stream_usage,
+        trace_collector=envoy.trace_collector,
+        trace_percent=envoy.trace_percent,
     )
 
 
@@ -129,13 +151,29 @@ def _overridden(settings: EnvoySettings, args: argparse.Namespace) -> EnvoySetti
         changes["routers"] = tuple(args.router)
     if args.body_mode is not None:
         changes["body_mode"] = BodyMode(args.body_mode)
-    for switch in ("first_token_observer", "stream_usage"):
+    for switch in ("first_token_observer", "stream_usage", "trace_collector"):
         if getattr(args, switch) is not None:
             changes[switch] = getattr(args, switch)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]  # each is its field's type
 
 
-def _workers(config: configuration.Config) -> Workers:
+def _workers(config: configuration.Config, eds: str) -> Workers:
+    """Where Envoy gets its workers; from us where it cannot follow the discovery itself."""
+    if eds == "always":
+        return EdsServiceWorkers()
+    try:
+        return _own_workers(config)
+    except _CannotFollowError:
+        if eds == "never":
+            raise
+        return EdsServiceWorkers()
+
+
+class _CannotFollowError(EnvoyConfigError):
+    """Envoy has no way to find these workers by itself."""
+
+
+def _own_workers(config: configuration.Config) -> Workers:
     if config.envoy.eds_file is not None:
         return _watched(config.envoy.eds_file)
     sources = [pool.discovery for pool in config.pools]
@@ -144,9 +182,9 @@ def _workers(config: configuration.Config) -> Workers:
     static = [worker.endpoint for source in sources for worker in source.static]
     if files:
         if len(files) > 1 or names or static:
-            raise EnvoyConfigError(
+            raise _CannotFollowError(
                 "Envoy can watch one file or resolve names, not both: put all workers into one file "
-                "and name it in `envoy.eds_file`"
+                "and name it in `envoy.eds_file`, or let Warmroute tell Envoy (`envoy.eds: auto`)"
             )
         return _watched(files[0])
     if len(names) == 1 and not static:
@@ -164,9 +202,10 @@ def _watched(path: Path) -> EdsFileWorkers:
         raise EnvoyConfigError(f"cannot read the workers file {path}: {error}") from error
     resources = data.get("resources") if isinstance(data, dict) else None
     if not isinstance(resources, list):
-        raise EnvoyConfigError(
+        raise _CannotFollowError(
             f"{path} is not in Envoy's EDS form, so Envoy cannot watch it: write it in that form "
-            "(Warmroute reads it too; see envoy/workers.yaml), or name workers with --worker"
+            "(Warmroute reads it too; see envoy/workers.yaml), name workers with --worker, or let Warmroute "
+            "tell Envoy (`envoy.eds: auto`)"
         )
     names = [one.get("cluster_name", one.get("clusterName")) for one in resources if isinstance(one, dict)]
     if "workers" in names or len(names) != 1 or not names[0]:

@@ -52,6 +52,15 @@ class Envoy(Section):
     stream_usage: bool = Field(
         default=True, description="read usage from streamed answers (Envoy 1.38 or newer)"
     )
+    trace_collector: str | None = Field(
+        None, description="`host:port` of an OpenTelemetry collector for Envoy's spans (OTLP/gRPC)"
+    )
+    trace_percent: Annotated[float, Field(ge=0, le=100)] = Field(
+        100.0, description="requests in a hundred that Envoy traces where the client has not decided"
+    )
     eds_file: Path | None = Field(
         None, description="worker list for Envoy; null: as the pools' discovery says"
+    )
+    eds: Literal["auto", "always", "never"] = Field(
+        "auto", description="Envoy gets the workers from us over gRPC; auto: where it cannot find them itself"
     )

@@ -116,6 +116,19 @@ def test_the_observer_is_off_unless_asked_for():
     assert observer["metadata_options"]["forwarding_namespaces"]["untyped"] == ["warmroute"]
 
 
+def test_spans_are_made_only_where_a_collector_takes_them():
+    assert "tracing" not in http_manager(bootstrap(EnvoySettings(workers=WORKERS)))
+    config = bootstrap(
+        EnvoySettings(workers=WORKERS, trace_collector="collector.example:4317", trace_percent=5.0)
+    )
+    tracing = http_manager(config)["tracing"]
+    assert tracing["random_sampling"] == {"value": 5.0}
+    assert tracing["spawn_upstream_span"] is True
+    service = tracing["provider"]["typed_config"]["grpc_service"]["envoy_grpc"]["cluster_name"]
+    endpoint = cluster(config, service)["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    assert endpoint["address"]["socket_address"] == {"address": "collector.example", "port_value": 4317}
+
+
 def test_paths_outside_the_routed_prefixes_never_ask_the_router():
     config = bootstrap(
         EnvoySettings(workers=WORKERS, first_token_observer=True, routed_prefixes=("/v1/", "/x/"))
@@ -226,6 +239,7 @@ def test_several_routers_are_all_tried():
         ({"listen_port": 70_000}, "70000, 9901"),
         ({"body_limit": 0}, "body_limit"),
         ({"retries": -1}, "retries"),
+        ({"trace_percent": 101.0}, "trace_percent"),
         ({"response_limit": 1 << 32}, "response_limit"),
     ],
 )
@@ -279,7 +293,13 @@ def test_the_workers_file_is_replaced_whole(tmp_path):
 # Kinds of workers take turns: they touch nothing the other settings touch.
 KINDS = itertools.cycle((WORKERS, EdsFileWorkers("workers.yaml"), DnsWorkers("localhost", 8000)))
 VARIANTS = [
-    EnvoySettings(workers=kind, envoy_version=version, body_mode=mode, first_token_observer=observer)
+    EnvoySettings(
+        workers=kind,
+        envoy_version=version,
+        body_mode=mode,
+        first_token_observer=observer,
+        trace_collector="localhost:4317" if observer else None,
+    )
     for (version, mode, observer), kind in zip(
         itertools.product(((1, 36), (1, 37), (1, 38)), BodyMode, (False, True)), KINDS, strict=False
     )

@@ -26,7 +26,13 @@ def test_comments_never_change_what_the_text_means(document):
 
 def test_every_note_finds_its_place_once():
     text = to_yaml(
-        bootstrap(EnvoySettings(workers=StaticWorkers(("10.0.0.1:1",)), first_token_observer=True))
+        bootstrap(
+            EnvoySettings(
+                workers=StaticWorkers(("10.0.0.1:1",)),
+                first_token_observer=True,
+                trace_collector="10.0.0.9:4317",
+            )
+        )
     )
     for _, note in NOTES:
         for line in note.splitlines():

@@ -82,6 +82,7 @@ def test_the_fragments_fit_into_another_envoy(tmp_path):
         "stat_prefix": "theirs",
         **part["access_log"],
         **part["early_header_mutation"],
+        "tracing": part["tracing"]["tracing"],
         "route_config": {"virtual_hosts": [host, *part["virtual_host"]["virtual_hosts"]]},
         "http_filters": [
             *part["http_filters"]["http_filters"],
@@ -100,6 +101,11 @@ def test_the_fragments_fit_into_another_envoy(tmp_path):
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
         ],
     }
-    theirs = {"static_resources": {"listeners": [listener], "clusters": part["clusters"]["clusters"]}}
+    theirs = {
+        "static_resources": {
+            "listeners": [listener],
+            "clusters": [*part["clusters"]["clusters"], *part["tracing"]["clusters"]],
+        }
+    }
     (tmp_path / "envoy.yaml").write_text(yaml.safe_dump(theirs))
     validate(tmp_path / "envoy.yaml")

@@ -50,6 +50,8 @@ def test_what_the_file_says_arrives():
             "message_timeout_s": 3,
             "first_token_observer": True,
             "version": "1.37",
+            "trace_collector": "10.0.0.9:4317",
+            "trace_percent": 2.5,
         },
     )
     assert made == EnvoySettings(
@@ -64,6 +66,8 @@ def test_what_the_file_says_arrives():
         body_limit=1234 + (1 << 20),
         message_timeout=3,
         first_token_observer=True,
+        trace_collector="10.0.0.9:4317",
+        trace_percent=2.5,
     )
 
 
