@@ -52,8 +52,8 @@ class CandidateBuilder:
 
     def build(
         self, request: RoutingRequest, states: Sequence[WorkerState], now: float
-    ) -> tuple[list[Candidate], Chains]:
-        """One candidate per state, in their order, and the request's block hashes."""
+    ) -> tuple[list[Candidate], Chains, LengthEstimate]:
+        """One candidate per state, in their order; the request's block hashes; its expected length."""
         hits, chains = self._match(request, states)
         output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
@@ -63,7 +63,7 @@ class CandidateBuilder:
             )
             for position, state in enumerate(states)
         ]
-        return candidates, chains
+        return candidates, chains, output
 
     def block_size(self, state: WorkerState) -> int | None:
         """Tokens per KV block: what events say, else metrics, else the configured default."""
@@ -71,6 +71,11 @@ class CandidateBuilder:
         if learned is None and state.metrics is not None:
             learned = state.metrics.block_size
         return learned or self.pools.get(state.member.pool, NOTHING_CONFIGURED).block_size
+
+    def hashes(self, request: RoutingRequest, states: Sequence[WorkerState]) -> Chains:
+        """The request's block hashes, for every block size among `states`."""
+        sizes = {size for state in states if (size := self.block_size(state)) is not None}
+        return {size: _chains(request, size) for size in sorted(sizes)} if request.keyed_prompts else {}
 
     def _match(
         self, request: RoutingRequest, states: Sequence[WorkerState]
@@ -174,7 +179,6 @@ class CandidateBuilder:
             context_tokens=load.context_tokens,
             position=position,
             priced=priced,
-            output=output,
         )
 
 

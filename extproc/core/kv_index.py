@@ -66,6 +66,16 @@ class IndexStats:
     unknown_worker_events: int = 0
 
 
+class IndexFaults(NamedTuple):
+    """Signs that one worker's events are incomplete or unlike ours; see `IndexStats` for each."""
+
+    orphans: int = 0
+    orphans_dropped: int = 0
+    unknown_removes: int = 0
+    unknown_offloads: int = 0
+    malformed: int = 0
+
+
 class _Worker:
     __slots__ = ("engine", "reserved", "slot", "worker")
 
@@ -238,6 +248,25 @@ class KvIndex:
         """Blocks that events say the worker holds, in any tier; 0 for an unknown worker."""
         entry = self._workers.get(worker)
         return 0 if entry is None else entry.engine.blocks
+
+    @property
+    def distinct_blocks(self) -> int:
+        """Blocks that any worker holds or is about to, each counted once."""
+        return len(self._states.of)
+
+    def faults(self, worker: WorkerId) -> IndexFaults:
+        """What is wrong with a worker's events, at no cost; nothing for an unknown worker."""
+        entry = self._workers.get(worker)
+        if entry is None:
+            return IndexFaults()
+        engine = entry.engine
+        return IndexFaults(
+            engine.orphans.blocks,
+            engine.orphans.dropped,
+            engine.unknown_removes,
+            engine.unknown_offloads,
+            engine.malformed,
+        )
 
     def stats(self, worker: WorkerId | None = None) -> IndexStats:
         """Size and health of one worker's part (zero if it is not tracked), or of the whole index."""

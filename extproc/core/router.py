@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from extproc.core.assumed_cache import AssumedCache
-from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, PoolFacts
+from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, Chains, PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.kv_index import KvIndex
@@ -109,7 +109,21 @@ class Router:
         )
         self._access_log_open = False
 
+    @property
+    def policy(self) -> str:
+        """Name of the policy that decides."""
+        return self._policy.name
+
+    @property
+    def pools(self) -> Mapping[str, PoolFacts]:
+        """What is configured, by pool."""
+        return self._pools
+
     # --- requests ----------------------------------------------------------------------------------
+
+    def block_hashes(self, request: RoutingRequest, now: float) -> Chains:
+        """What `schedule` looks up at `now`: block hashes by block size; nothing without a ready worker."""
+        return self._candidates.hashes(request, self.table.ready(request.pool, request.subset, now))
 
     def schedule(self, request: RoutingRequest, now: float) -> Decision:
         """Choose a worker for `request` and take a lease on it.
@@ -120,7 +134,7 @@ class Router:
         states = self.table.ready(request.pool, request.subset, now)
         if not states:
             raise NoEndpointError(self._why_nothing_is_ready(request))
-        candidates, chains = self._candidates.build(request, states, now)
+        candidates, chains, output = self._candidates.build(request, states, now)
         policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
         tie_seed = self._rng.getrandbits(_TIE_BITS)
         ordered, reason = policy.order(request, candidates, _chance(tie_seed))
@@ -136,6 +150,7 @@ class Router:
             tie_seed=tie_seed,
             inputs=policy.inputs(request),
             costs=self.costs,
+            output=output,
         )
         chosen = ordered[0]
         state = self.table.get(chosen.worker)

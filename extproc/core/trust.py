@@ -50,6 +50,20 @@ class Verdict(Enum):
     DISPROVED = "KV events were lost, and what was known before is proven wrong"
 
 
+class Belief(NamedTuple):
+    """What is thought of one worker.
+
+    Attributes:
+        confidence: share of its predicted hits that happened lately, 0 to 1; 1 until there are `ENOUGH`.
+        audits: how many predictions were compared lately.
+        event_age_s: seconds since its last KV event; None: there was none.
+    """
+
+    confidence: float
+    audits: int
+    event_age_s: float | None
+
+
 @dataclass(slots=True)
 class _Record:
     audits: "deque[Audit]" = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -128,6 +142,14 @@ class TrustBook:
         """Share of a predicted hit to count on, 0 to 1."""
         records = (self._workers.get(worker), self._namespaces.get(namespace))
         return min((record.confidence(now) for record in records if record is not None), default=1.0)
+
+    def belief(self, worker: WorkerId, now: float) -> Belief:
+        """What is thought of `worker` at `now`."""
+        record = self._workers.get(worker)
+        if record is None:
+            return Belief(1.0, 0, None)
+        age = None if record.last_event_at is None else max(0.0, now - record.last_event_at)
+        return Belief(record.confidence(now), len(record.recent(now)), age)
 
     def complaint(self, worker: WorkerId, now: float) -> str | None:
         """The likely cause when predictions for `worker` keep failing; None when they do not."""

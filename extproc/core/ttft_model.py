@@ -112,6 +112,11 @@ class TtftModel:
         self._fit.observe(features, ttft_ms)
         self._coefficients = TtftCoefficients(*self._fit.coefficients)
 
+    @property
+    def typical(self) -> TtftCoefficients:
+        """What to predict with for a worker that is like the others."""
+        return self._coefficients
+
     def coefficients(self, worker: WorkerId) -> TtftCoefficients:
         """What to predict with for `worker`."""
         own = self._factors.get(worker)
