@@ -222,7 +222,6 @@ class Candidate:
     context_tokens: int = 0  # that our own sequences there hold
     position: int = 0  # among the candidates as the policy was given them: the order of membership
     priced: Priced | None = None
-    output: LengthEstimate | None = None  # the same for every candidate of a request
 
 
 class Reason(StrEnum):
@@ -273,6 +272,7 @@ class Decision:
     tie_seed: int = 0
     inputs: PolicyInputs = NO_INPUTS
     costs: "CostSettings | None" = None
+    output: LengthEstimate | None = None
 
     @property
     def chosen(self) -> Candidate:

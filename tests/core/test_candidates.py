@@ -32,7 +32,7 @@ class Fleet:
             self.builder.index.add_worker(worker(n), "model", "tokenizer")
 
     def build(self, ask, now=1.0):
-        candidates, chains = self.builder.build(ask, self.table.ready("default", None, now), now)
+        candidates, chains, _ = self.builder.build(ask, self.table.ready("default", None, now), now)
         return {c.worker: c for c in candidates}, chains
 
 

@@ -81,7 +81,7 @@ def test_speed_and_lengths_are_learned_from_ends():
     (state,) = router.router.table.all()
     router.route(ask("next"), 300.0)
     (lease,) = router.router.ledger.leases(state.id)
-    assert lease.decision.chosen.output.expected == 77
+    assert lease.decision.output.expected == 77
 
 
 def test_metrics_reach_the_worker_table():
