@@ -53,6 +53,15 @@ class Cost(Section):
     max_warm_wait_ms: Annotated[float, Field(ge=0)] = Field(
         _COST.max_warm_wait_ms, description="with a longer queue, warmth does not count against a faster one"
     )
+    long_output_tokens: Annotated[float, Field(gt=0)] = Field(
+        _COST.long_output_tokens, description="generations expected to be this long have bounds of their own"
+    )
+    long_max_extra_ttft_ms: Annotated[float, Field(ge=0)] | None = Field(
+        _COST.long_max_extra_ttft_ms, description="`max_extra_ttft_ms` of long generations; null: the same"
+    )
+    long_max_warm_wait_ms: Annotated[float, Field(ge=0)] | None = Field(
+        _COST.long_max_warm_wait_ms, description="`max_warm_wait_ms` of long generations; null: the same"
+    )
 
     def settings(self) -> CostSettings:
         """The core's form of it."""

@@ -45,6 +45,9 @@ class CostSettings:
         tie_ms: costs closer than this (or than 2 %) are equal.
         max_extra_ttft_ms: a warm worker may be worse than the best cold one by this much predicted TTFT.
         max_warm_wait_ms: with a longer queue, warmth no longer counts against a faster cold worker.
+        long_output_tokens: from this expected length on, a generation is long, and has bounds of its own.
+        long_max_extra_ttft_ms: `max_extra_ttft_ms` of long generations; None: the same.
+        long_max_warm_wait_ms: `max_warm_wait_ms` of long generations; None: the same.
     """
 
     prefill_tokens_per_s: float = 8_000.0
@@ -59,10 +62,25 @@ class CostSettings:
     tie_ms: float = 1.0
     max_extra_ttft_ms: float = 20_000.0
     max_warm_wait_ms: float = 60_000.0
+    long_output_tokens: float = 512.0
+    long_max_extra_ttft_ms: float | None = None
+    long_max_warm_wait_ms: float | None = None
 
     def step_prior(self) -> StepCoefficients:
         """What output tokens cost until it is learned."""
         return StepCoefficients(_STEP_BASE_MS, self.step_ms_per_sequence, self.step_ms_per_1k_context)
+
+    def warm_bounds(self, expected_output: float) -> tuple[float, float]:
+        """`max_extra_ttft_ms` and `max_warm_wait_ms` for a generation of this length.
+
+        For a short answer the first token is most of the wait; a long one may wait longer for a warm worker,
+        or shorter, where its decoding would be in others' way.
+        """
+        extra, wait = self.max_extra_ttft_ms, self.max_warm_wait_ms
+        if expected_output < self.long_output_tokens:
+            return extra, wait
+        long_extra, long_wait = self.long_max_extra_ttft_ms, self.long_max_warm_wait_ms
+        return (extra if long_extra is None else long_extra), (wait if long_wait is None else long_wait)
 
     def ttft_prior(self) -> TtftCoefficients:
         """What first tokens cost until it is learned."""

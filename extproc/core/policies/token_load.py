@@ -18,11 +18,12 @@ class TokenLoad(Policy):
 
     Warmth is bounded: a warm worker is denied when the first token there is predicted to come more than
     `max_extra_ttft_ms` after that on the best cold worker, or when its queue is longer than
-    `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then.
+    `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then. Requests
+    expected to generate `long_output_tokens` or more may have bounds of their own.
 
-    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 20,000, `max_warm_wait_ms` 60,000:
-    a safety net, for bounds tighter than a few prefills make an overloaded fleet copy prefixes instead of
-    serving them.
+    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 20,000, `max_warm_wait_ms` 60,000,
+    the same for long generations (`long_output_tokens` 512): a safety net, for bounds tighter than a few
+    prefills make an overloaded fleet copy prefixes instead of serving them.
     """
 
     name = "token-load"
@@ -48,15 +49,15 @@ class TokenLoad(Policy):
         if not colds or not _is_warm(ordered[0]):
             return ordered, warmth(request, ordered[0])
         cold = min(colds)
-        settings = self._settings
+        priced = ordered[0].priced
+        length = 0.0 if priced is None else priced.request.expected_output
+        max_extra_ttft_ms, max_warm_wait_ms = self._settings.warm_bounds(length)
 
         def denied(c: Candidate) -> bool:
             if not _is_warm(c):
                 return False
             extra = c.cost.ttft_ms - cold
-            return extra > settings.max_extra_ttft_ms or (
-                extra > 0.0 and c.cost.queue_ms > settings.max_warm_wait_ms
-            )
+            return extra > max_extra_ttft_ms or (extra > 0.0 and c.cost.queue_ms > max_warm_wait_ms)
 
         if not denied(ordered[0]):
             return ordered, warmth(request, ordered[0])

@@ -1,9 +1,10 @@
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
-from extproc.core.cost import CostSettings
+from extproc.core.cost import CostSettings, RequestFacts
 from extproc.core.policies import TokenLoad
-from extproc.core.types import CostBreakdown, Reason
+from extproc.core.types import CostBreakdown, Priced, Reason
 from tests.support.core import candidate, request, worker
 
 POLICY = TokenLoad(CostSettings())
@@ -95,3 +96,27 @@ def test_a_denied_worker_stays_a_fallback():
 
 def test_with_only_warm_workers_there_is_no_bound_to_keep():
     assert bounded(timed(0, queue=90_000.0, prefill=1.0, cached=160))[0] == worker(0)
+
+
+def test_short_answers_and_long_generations_have_bounds_of_their_own():
+    cold = timed(1, queue=0.0, prefill=500.0, decode=9000.0)
+    warm = timed(0, queue=1000.0, prefill=40.0, cached=160)
+
+    def first(expected, **settings):
+        both = [replace(c, priced=expecting(expected)) for c in (warm, cold)]
+        policy = TokenLoad(CostSettings(long_output_tokens=400.0, **settings))
+        return policy.order(ASK, both, Random(1))[0][0].worker
+
+    patient = {"max_extra_ttft_ms": 300.0, "long_max_extra_ttft_ms": 600.0}
+    assert first(399.0, **patient) == worker(1)
+    assert first(400.0, **patient) == worker(0)
+    hasty = {"long_max_warm_wait_ms": 900.0}
+    assert first(399.0, **hasty) == worker(0)
+    assert first(400.0, **hasty) == worker(1)
+    # Bounds that are not set apart are those of short answers.
+    assert first(400.0, max_extra_ttft_ms=300.0) == worker(1)
+    assert first(400.0, max_warm_wait_ms=900.0) == worker(1)
+
+
+def expecting(output):
+    return Priced(RequestFacts(200, 40, 160, 0, output, 1), None)
