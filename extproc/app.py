@@ -14,7 +14,7 @@ from typing import Self
 import aiohttp
 
 from extproc.adapters.access_log_server import AccessLogService
-from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.discovery import Discovery, DnsDiscovery, FileDiscovery, Source, StaticDiscovery
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
@@ -83,7 +83,7 @@ class App:
         config = self.config
         encoders = {pool.name: load_encoder(pool) for pool in config.pools}
         self._build_router(encoders)
-        self._log = DecisionLog(config.decision_log.path, self._report)
+        self._log = DecisionLog(config.decision_log.path, self._report, config.decision_log.settings())
         self._cleanup.callback(self._log.close)
         contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
         self.service = WarmRoutingService(

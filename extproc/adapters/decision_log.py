@@ -1,26 +1,22 @@
-"""The decision log: one JSON line per finished request, made from values the router returned.
+"""The decision log's line: one JSON object per finished request, made from values the router returned.
 
 A line is enough to make its decision again: `settings` and `facts` hold what all candidates were priced
 with, each candidate's own `facts` what differs from one to another (see `extproc.core.cost` for both),
 `inputs` what the policy brought itself. Where a policy leaves it to chance, the lower `draw` goes first.
 
-No line ever holds prompt text. Writing may fail (disk full, closed pipe); that is counted and said once,
-and never reaches the request.
+No line ever holds prompt text. It is written by `extproc.adapters.decision_writer`.
 """
 
-import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from random import Random
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from extproc.core.load_ledger import Lease
 from extproc.core.outcomes import Released
-from extproc.core.types import Candidate, Decision
-
-_ENCODER = msgspec.json.Encoder()
+from extproc.core.types import Candidate, Completion, Decision, Outcome
 
 
 def _ms(value: float | None) -> float | None:
@@ -109,10 +105,12 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
     """The line for one ended request. Times are milliseconds, sizes tokens; null means not known."""
     decision, completion = released.lease.decision, released.completion
     request, chosen = decision.request, decision.chosen
+    decided_at = finished_at - timedelta(seconds=max(0.0, released.released_at - decision.decided_at))
     facts, own_facts = _facts(decision.candidates)
     draws = _draws(decision)
     return {
         "time": finished_at.isoformat(timespec="milliseconds"),
+        "decided": decided_at.isoformat(timespec="milliseconds"),
         "request_id": request.request_id,
         "model": request.model,
         "pool": request.pool,
@@ -123,14 +121,17 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "policy": decision.policy,
         "decision": decision.reason.value,
         "load_only": request.load_only,
+        "stream": request.stream,
         "prompt_tokens": completion.prompt_tokens or request.prompt_tokens,
         "prefill_tokens": chosen.uncovered_tokens,
         "predicted_cached_tokens": released.predicted_cached_tokens,
         "actual_cached_tokens": completion.cached_tokens,
         "output_tokens": completion.output_tokens,
+        "expected_output": None if decision.output is None else decision.output._asdict(),
         "queue_wait_ms": _ms(chosen.cost.queue_ms),
         "predicted_ttft_ms": _ms(chosen.cost.ttft_ms),
         "ttft_ms": _ms(completion.first_body_ms),
+        "upstream_ttft_ms": _ms(completion.upstream_first_body_ms),
         "duration_ms": _ms(completion.duration_ms),
         "outcome": completion.outcome.value,
         "status": completion.status,
@@ -158,61 +159,7 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
     }
 
 
-class DecisionLog:
-    """Writes records to a file (appending) or to standard output.
-
-    Args:
-        path: a file; `-` for standard output; empty for nowhere.
-        on_error: told once when writing starts to fail, with what to do about it.
-    """
-
-    def __init__(self, path: str, on_error: Callable[[str], None]) -> None:
-        self._on_error = on_error
-        self._failing = False
-        self.failures = 0
-        self._file: BinaryIO | None = None
-        self._owned = False
-        self._path = path
-        if path == "-":
-            self._file = sys.stdout.buffer
-        elif path:
-            self._open()
-
-    def write(self, released: Released) -> None:
-        """Append the line for `released`."""
-        if not self._path:
-            return
-        if self._file is None:
-            self._open()
-        if self._file is None:
-            self.failures += 1
-            return
-        line = _ENCODER.encode(record(released, datetime.now(UTC))) + b"\n"
-        try:
-            self._file.write(line)
-            self._file.flush()
-        except (OSError, ValueError) as error:
-            self._failed(error)
-        else:
-            self._failing = False
-
-    def close(self) -> None:
-        """Close the file, if it is ours."""
-        if self._owned and self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def _open(self) -> None:
-        try:
-            self._file = Path(self._path).open("ab")  # noqa: SIM115 - closed in close()
-            self._owned = True
-        except OSError as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self.failures += 1
-        if not self._failing:
-            self._failing = True
-            self._on_error(
-                f"decision log {self._path}: {error}; requests go on, lines are lost until it can be written"
-            )
+def open_record(lease: Lease, now: float, at: datetime) -> dict[str, Any]:
+    """The line a request has while it is not over: what was decided, and `open` as its outcome."""
+    undecided = Released(lease, Completion(Outcome.LOST), now)
+    return record(undecided, at) | {"outcome": "open"}

@@ -7,7 +7,7 @@ nothing ready, are refused.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.core.errors import NoEndpointError

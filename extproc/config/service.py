@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from extproc.adapters.decision_writer import LogSettings
 from extproc.config.base import Seconds, Section
 
 
@@ -27,10 +28,25 @@ class Limits(Section):
     lease_expiry_s: Seconds = Field(1800.0, description="a request with no sign of life is written off")
 
 
+Redactable = Literal["request_id", "model", "adapter", "prefix_key", "tenant", "details"]
+
+
 class DecisionLog(Section):
     """One JSON line per finished request."""
 
     path: str = Field("-", description="file to append to; `-` is standard output, empty is off")
+    sample: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="share of requests written; failures and denied warm workers always are"
+    )
+    redact: list[Redactable] = Field(default_factory=list, description="fields whose values are hidden")
+    max_mb: Annotated[float, Field(ge=0)] = Field(
+        100.0, description="a larger file is rotated to `path.1`, `path.2` …; 0: never"
+    )
+    keep: Annotated[int, Field(ge=1)] = Field(3, description="rotated files that remain")
+
+    def settings(self) -> LogSettings:
+        """The writer's form of it."""
+        return LogSettings(self.sample, frozenset(self.redact), round(self.max_mb * 1e6), self.keep)
 
 
 class Envoy(Section):

@@ -1,9 +1,11 @@
 import json
+from datetime import UTC, datetime
 from random import Random
 
 import pytest
 
-from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.decision_log import open_record, record
+from extproc.adapters.decision_writer import DecisionLog
 from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.policies import TokenLoad
@@ -81,28 +83,22 @@ def test_no_prediction_is_claimed_for_a_worker_that_was_no_candidate(tmp_path, r
     assert lines(path)[0]["predicted_cached_tokens"] is None
 
 
-def test_a_log_that_cannot_be_written_is_said_once_and_harms_nobody(tmp_path, router):
-    said = []
-    log = DecisionLog(str(tmp_path / "missing" / "x.jsonl"), on_error=said.append)
-    for _ in range(3):
-        log.write(finish(router))
-    log.close()
-    assert len(said) == 1
-    assert "requests go on" in said[0]
-    assert log.failures >= 3
+def test_a_line_says_when_it_was_decided_and_what_was_timed(router):
+    released = finish(router, first_body_ms=31.5, upstream_first_body_ms=29.25)
+    entry = record(released, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert (entry["decided"], entry["time"]) == (
+        "2026-01-02T03:04:04.000+00:00",
+        "2026-01-02T03:04:05.000+00:00",
+    )
+    assert (entry["ttft_ms"], entry["upstream_ttft_ms"], entry["stream"]) == (31.5, 29.25, False)
 
 
-def test_it_recovers_when_the_folder_appears(tmp_path, router):
-    folder = tmp_path / "late"
-    log = DecisionLog(str(folder / "x.jsonl"), on_error=lambda _: None)
-    log.write(finish(router))
-    folder.mkdir()
-    log.write(finish(router))
-    log.close()
-    assert len(lines(folder / "x.jsonl")) == 1
-
-
-def test_an_empty_path_is_off(router):
-    log = DecisionLog("", on_error=pytest.fail)
-    log.write(finish(router))
-    log.close()
+def test_a_request_that_is_not_over_has_a_line_without_an_end(router):
+    decision = router.schedule(request(PROMPT), 1.0)
+    lease = router.ledger.get(decision.lease_id)
+    entry = open_record(lease, 2.0, datetime(2026, 1, 2, tzinfo=UTC))
+    assert entry["outcome"] == "open"
+    assert entry["status"] is entry["ttft_ms"] is entry["actual_cached_tokens"] is None
+    over = record(router.release(decision.lease_id, Completion(Outcome.FINISHED), 3.0), datetime.now(UTC))
+    for name in ("request_id", "selected_worker", "decision", "candidate_workers", "predicted_cached_tokens"):
+        assert entry[name] == over[name]

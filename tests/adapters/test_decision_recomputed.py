@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import xxhash
 
-from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.decision_writer import DecisionLog
 from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
 from extproc.core.policies import POLICIES

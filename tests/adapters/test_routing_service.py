@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from extproc.adapters.decision_log import DecisionLog
+from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.routing_service import DP_RANK_HEADER, PoolContext, WarmRoutingService

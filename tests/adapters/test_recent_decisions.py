@@ -1,0 +1,58 @@
+import json
+
+from extproc.adapters.recent_decisions import RecentDecisions
+
+
+def add(recent, request_id, *, key=None, worker="a:1", **fields):
+    entry = {"request_id": request_id, "prefix_key": key, "selected_worker": worker, **fields}
+    recent.add(request_id, entry, json.dumps(entry).encode())
+
+
+def test_lines_are_found_by_request_and_newest_first():
+    recent = RecentDecisions()
+    for name in "abc":
+        add(recent, name)
+    assert recent.find("b")["request_id"] == "b"
+    assert recent.find("z") is None
+    assert [line["request_id"] for line in recent.latest(2)] == ["c", "b"]
+
+
+def test_of_two_requests_with_one_id_the_last_is_found_while_it_is_kept():
+    recent = RecentDecisions(max_lines=2)
+    add(recent, "same", worker="first:1")
+    add(recent, "same", worker="second:1")
+    assert recent.find("same")["selected_worker"] == "second:1"
+    add(recent, "other")
+    assert recent.find("same")["selected_worker"] == "second:1"
+    add(recent, "another")
+    assert recent.find("same") is None
+
+
+def test_it_is_bounded_in_number_and_in_bytes():
+    recent = RecentDecisions(max_lines=3)
+    for number in range(10):
+        add(recent, str(number))
+    assert [line["request_id"] for line in recent.latest(99)] == ["9", "8", "7"]
+    heavy = RecentDecisions(max_bytes=1000)
+    for number in range(10):
+        add(heavy, str(number), details="x" * 300)
+    assert len(heavy) == 2
+    assert heavy.find("0") is None
+    assert heavy.find("9") is not None
+
+
+def test_the_hottest_prefixes_are_those_that_save_most_and_come_again():
+    recent = RecentDecisions()
+    add(recent, "1", key="big", worker="a:1", prompt_tokens=100, actual_cached_tokens=0)
+    add(recent, "2", key="big", worker="b:1", prompt_tokens=100, actual_cached_tokens=90)
+    add(recent, "3", key="big", worker="b:1", prompt_tokens=100, predicted_cached_tokens=90)
+    add(recent, "4", key="once", prompt_tokens=100, actual_cached_tokens=99)
+    add(recent, "5", key="small", prompt_tokens=100, actual_cached_tokens=16)
+    add(recent, "6", key="small", prompt_tokens=100, actual_cached_tokens=16)
+    add(recent, "7")
+    hot = recent.hottest(5)
+    assert [(p.prefix_key, p.requests, p.cached_tokens, p.prompt_tokens) for p in hot] == [
+        ("big", 3, 180, 300), ("small", 2, 32, 200),
+    ]  # fmt: skip
+    assert list(hot[0].workers.items()) == [("b:1", 2), ("a:1", 1)]
+    assert [p.prefix_key for p in recent.hottest(1)] == ["big"]
