@@ -169,7 +169,20 @@ class Fleet:
             self._push(interval * worker / replicas, _SCRAPE, worker)
         self._push(0.0, _START, None)
         self._push(self.settings.bin_s, _SAMPLE, None)
-        handlers: tuple[Callable[[float, Any], None], ...] = (
+        handlers = self._handlers()
+        heap = self._heap
+        while not self._clients.done:
+            now, key, _, what = heappop(heap)
+            self._now = now
+            handlers[key](now, what)
+        measures = self.measures
+        measures.ended = self._now
+        measures.preemptions = sum(engine.stats.preemptions for engine in self.engines)
+        return measures
+
+    def _handlers(self) -> tuple[Callable[[float, Any], None], ...]:
+        """By kind of what happens."""
+        return (
             self._submit,
             self._events,
             self._first,
@@ -180,15 +193,6 @@ class Fleet:
             self._start,
             self._sample,
         )
-        heap = self._heap
-        while not self._clients.done:
-            now, key, _, what = heappop(heap)
-            self._now = now
-            handlers[key](now, what)
-        measures = self.measures
-        measures.ended = self._now
-        measures.preemptions = sum(engine.stats.preemptions for engine in self.engines)
-        return measures
 
     def _push(self, at: float, kind: int, what: Any) -> None:
         self._order += 1
