@@ -2,6 +2,7 @@
 
 # Not a package: one called `envoy` would hide the module of Envoy's own wheel.
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from extproc.adapters.envoy_bootstrap import (
     BodyMode,
     EdsFileWorkers,
+    EdsServiceWorkers,
     EnvoySettings,
     StaticWorkers,
     bootstrap,
     to_yaml,
     workers_file,
 )
+from extproc.protocol.endpoint_picker import DESTINATION, LB_NAMESPACE
 
 FOLDER = Path(__file__).parent
 ENDPOINTS = ("127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003")
@@ -30,12 +33,15 @@ def samples() -> dict[str, str]:
     files: dict[str, Any] = {
         "standalone.yaml": standalone,
         "standalone-eds.yaml": bootstrap(EnvoySettings(workers=EdsFileWorkers("/etc/envoy/workers.yaml"))),
+        "standalone-eds-grpc.yaml": bootstrap(EnvoySettings(workers=EdsServiceWorkers())),
+        "standalone-original-dst.yaml": original_dst(standalone),
         "standalone-first-token.yaml": bootstrap(EnvoySettings(workers=STATIC, first_token_observer=True)),
         "standalone-full-duplex.yaml": bootstrap(
             EnvoySettings(workers=STATIC, body_mode=BodyMode.FULL_DUPLEX_STREAMED)
         ),
         "standalone-tracing.yaml": traced,
         "standalone-1.36.yaml": bootstrap(EnvoySettings(workers=STATIC, envoy_version=(1, 36))),
+        "standalone-1.37.yaml": bootstrap(EnvoySettings(workers=STATIC, envoy_version=(1, 37))),
         "workers.yaml": workers_file(ENDPOINTS),
         **{f"fragments/{name}.yaml": part for name, part in fragments(standalone).items()},
         "fragments/tracing.yaml": tracing(traced),
@@ -64,6 +70,32 @@ def tracing(config: dict[str, Any]) -> dict[str, Any]:
     resources = config["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     return {"tracing": manager["tracing"], "clusters": resources["clusters"][-1:]}
+
+
+def original_dst(standalone: dict[str, Any]) -> dict[str, Any]:
+    """The same without a list of workers: Envoy dials what the router names, and nothing else is possible.
+
+    The destination is read from metadata, as with `override_host`; a header could come from a client. There
+    is one destination and no fallback, so retries have nothing to go to.
+    """
+    config = copy.deepcopy(standalone)
+    workers, router = config["static_resources"]["clusters"]
+    kept = {key: workers[key] for key in ("name", "connect_timeout", "circuit_breakers")}
+    metadata_key = {"key": LB_NAMESPACE, "path": [{"key": DESTINATION}]}
+    cluster = {
+        **kept,
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": {"metadata_key": metadata_key},
+        "typed_extension_protocol_options": workers["typed_extension_protocol_options"],
+    }
+    config["static_resources"]["clusters"] = [cluster, router]
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    host = manager["route_config"]["virtual_hosts"][0]
+    host.pop("retry_policy")
+    # Without the router there is no destination, so paths it does not see have none.
+    host["routes"] = [route for route in host["routes"] if route["name"] != "other"]
+    return config
 
 
 def main(arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ import aiohttp
 from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.discovery import Discovery, DnsDiscovery, FileDiscovery, Source, StaticDiscovery
+from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
@@ -32,10 +33,12 @@ from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder
 from extproc.protocol.addresses import parse_address
+from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
 
 _TICK_S = 0.5
 _STOP_GRACE_S = 2.0
+_DISCOVERY_GRACE_S = 5.0  # then an Envoy without any list is told what is known so far
 _TICKET_BYTES = 12  # unguessable: a ticket names a lease, and anyone who names it could end it
 
 
@@ -56,6 +59,7 @@ class App:
         self._clock = time.monotonic
         self._cleanup = contextlib.AsyncExitStack()
         self._members: dict[str, tuple[Member, ...]] = {}
+        self._discoveries: list[Discovery] = []
         self._complaints: dict[WorkerId, str | None] = {}
         self.server: GrpcServer | None = None
 
@@ -111,8 +115,11 @@ class App:
         self._cleanup.push_async_callback(self._subscriber.close)
         await self._cleanup.enter_async_context(self._scraper)
         self.health = HealthService()
+        self.eds = EdsService(self._report)
+        self._started = self._clock()
         for pool in config.pools:
             discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
+            self._discoveries.append(discovery)
             await self._cleanup.enter_async_context(discovery)
         self._cleanup.push_async_callback(_cancel, asyncio.create_task(self._tick(), name="tick"))
         await self._serve()
@@ -181,6 +188,7 @@ class App:
             ),
             access_log=AccessLogService(self.service),
             health=self.health,
+            eds=self.eds,
             max_body_bytes=config.limits.body_bytes,
         )
         self._cleanup.push_async_callback(self.server.stop, _STOP_GRACE_S)
@@ -260,10 +268,20 @@ class App:
         return any(not self.router.table.is_ready(state, now) for state in self.router.table.at(endpoint))
 
     def _update_health(self) -> None:
-        """Ready when there is somewhere to send requests."""
+        """Ready when there is somewhere to send requests. Envoy learns who is."""
         now = self._clock()
         table = self.router.table
-        self.health.set_ready(any(table.is_ready(state, now) for state in table.all()))
+        ready = {state.id.endpoint for state in table.all() if table.is_ready(state, now)}
+        self.health.set_ready(bool(ready))
+        known = {
+            pool.name: [
+                KnownWorker(m.endpoint, m.endpoint in ready) for m in self._members.get(pool.name, ())
+            ]
+            for pool in self.config.pools
+        }
+        complete = len(self._discoveries) == len(known) and all(one.complete for one in self._discoveries)
+        usable = any(self._members.values()) and now - self._started >= _DISCOVERY_GRACE_S
+        self.eds.set(snapshot(known, complete=complete, usable=usable))
 
     def _report_complaints(self) -> None:
         """Say it once when predictions for a worker begin to fail, and once when they hold again."""

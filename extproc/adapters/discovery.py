@@ -52,13 +52,18 @@ class Discovery:
         self._sources = tuple(sources)
         self._on_members = on_members
         self._on_error = on_error
-        self._lists: list[tuple[Member, ...]] = [()] * len(self._sources)
+        self._lists: list[tuple[Member, ...] | None] = [None] * len(self._sources)
         self._members: tuple[Member, ...] | None = None
 
     @property
     def members(self) -> tuple[Member, ...]:
         """The merged members as last told."""
         return self._members or ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every source has published a list: before that, members may be missing."""
+        return all(one is not None for one in self._lists)
 
     async def start(self) -> None:
         """Start every source."""
@@ -84,7 +89,7 @@ class Discovery:
             self._lists[number] = members
             merged: dict[str, Member] = {}
             for one in self._lists:
-                for member in one:
+                for member in one or ():
                     merged.setdefault(member.endpoint, member)
             now = tuple(merged.values())
             if now == self._members:

@@ -79,9 +79,7 @@ class EdsService:
         subscription = StateOfTheWorld()
 
         def take(request: pb.DiscoveryRequest) -> None:
-            fresh = subscription.receive(
-                request.resource_names, request.version_info, request.response_nonce
-            )
+            fresh = subscription.receive(request.resource_names, request.version_info, request.response_nonce)
             if fresh and request.HasField("error_detail"):
                 self._refused(request.error_detail)
 

@@ -117,6 +117,14 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
         ("eds_config", "api_config_source"),
         "The workers come from Warmroute, and stay as they are while it cannot be reached.",
     ),
+    (
+        ("clusters", "original_dst_lb_config"),
+        (
+            "One destination, from metadata that no client can set. No fallback, and no balancing without\n"
+            "the router: set `fallbacks: 1` in warmroute.yaml, and prefer standalone.yaml where Envoy can\n"
+            "know the workers."
+        ),
+    ),
     (("circuit_breakers",), "Envoy's default is 1,024, and merely open streams count."),
     (
         ("typed_config", "override_host_sources"),

@@ -1,4 +1,4 @@
-"""The one gRPC server: external processor, access log and health under Envoy's names, on one port."""
+"""The one gRPC server: ext_proc, access log, endpoint discovery and health, under Envoy's names on one port."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import grpc
 
 from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService
 from extproc.adapters.health_server import HealthService
 from extproc.core.errors import WarmrouteError
-from extproc.pb import access_log_pb2, ext_proc_pb2, health_pb2
+from extproc.pb import access_log_pb2, discovery_pb2, ext_proc_pb2, health_pb2
 from extproc.protocol.addresses import parse_address
+from extproc.protocol.endpoint_discovery import EDS_SERVICE
 from extproc.protocol.endpoint_picker import (
     ACCESS_LOG_SERVICE,
     EXTERNAL_PROCESSOR_SERVICE,
@@ -24,12 +26,14 @@ class GrpcServer:
 
     server: grpc.aio.Server
     health: HealthService
+    eds: EdsService
     address: str
     port: int
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new streams, let open ones end for `grace_s` seconds, then cancel them."""
         self.health.close()
+        self.eds.close()
         await self.server.stop(grace_s)
 
     async def wait(self) -> None:
@@ -43,6 +47,7 @@ async def start_grpc_server(
     ext_proc: ExtProcService,
     access_log: AccessLogService,
     health: HealthService,
+    eds: EdsService,
     max_body_bytes: int,
 ) -> GrpcServer:
     """Listen on `address` (`host:port`; port 0 takes a free one) and serve.
@@ -64,17 +69,17 @@ async def start_grpc_server(
             ("grpc.http2.max_ping_strikes", 0),
         ]
     )
-    server.add_generic_rpc_handlers(_handlers(ext_proc, access_log, health))
+    server.add_generic_rpc_handlers(_handlers(ext_proc, access_log, health, eds))
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise WarmrouteError(f"cannot listen on {address}: is the port in use, the address ours?") from error
     await server.start()
-    return GrpcServer(server, health, f"{address.rpartition(':')[0]}:{port}", port)
+    return GrpcServer(server, health, eds, f"{address.rpartition(':')[0]}:{port}", port)
 
 
 def _handlers(
-    ext_proc: ExtProcService, access_log: AccessLogService, health: HealthService
+    ext_proc: ExtProcService, access_log: AccessLogService, health: HealthService, eds: EdsService
 ) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
     named = grpc.method_handlers_generic_handler
     return (
@@ -96,6 +101,21 @@ def _handlers(
                     access_log_pb2.StreamAccessLogsMessage.FromString,
                     access_log_pb2.StreamAccessLogsResponse.SerializeToString,
                 )
+            },
+        ),
+        named(
+            EDS_SERVICE,
+            {
+                "StreamEndpoints": grpc.stream_stream_rpc_method_handler(
+                    eds.stream_endpoints,
+                    discovery_pb2.DiscoveryRequest.FromString,
+                    discovery_pb2.DiscoveryResponse.SerializeToString,
+                ),
+                "DeltaEndpoints": grpc.stream_stream_rpc_method_handler(
+                    eds.delta_endpoints,
+                    discovery_pb2.DeltaDiscoveryRequest.FromString,
+                    discovery_pb2.DeltaDiscoveryResponse.SerializeToString,
+                ),
             },
         ),
         named(

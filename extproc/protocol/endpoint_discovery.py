@@ -64,9 +64,7 @@ class Snapshot:
     usable: bool = False
 
 
-def snapshot(
-    pools: Mapping[str, Sequence[KnownWorker]], *, complete: bool, usable: bool = False
-) -> Snapshot:
+def snapshot(pools: Mapping[str, Sequence[KnownWorker]], *, complete: bool, usable: bool = False) -> Snapshot:
     """All resources for the workers of each pool: one with everybody, and one per pool.
 
     An endpoint that several pools have is ready if it is ready in one of them.
@@ -129,9 +127,7 @@ class StateOfTheWorld:
         """The response to send now, if one is. It counts as sent."""
         if not _may_tell(snapshot, informed=self._informed):
             return None
-        known = {
-            name: snapshot.assignments[name] for name in self._names if name in snapshot.assignments
-        }
+        known = {name: snapshot.assignments[name] for name in self._names if name in snapshot.assignments}
         versions = {name: assignment.version for name, assignment in known.items()}
         if not known or versions == self._sent:
             return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.envoy import require_envoy
+from tests.support.envoy import OLDER_VERSIONS, older_envoy, require_envoy
 
 FOLDER = Path(__file__).parents[2] / "envoy"
 
@@ -23,8 +23,8 @@ generate = load_generator()
 SAMPLES = generate.samples()
 
 
-def validate(path):
-    command = [require_envoy(), "--mode", "validate", "-c", path, "--disable-hot-restart"]
+def validate(path, binary=None):
+    command = [binary or require_envoy(), "--mode", "validate", "-c", path, "--disable-hot-restart"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -57,15 +57,32 @@ def test_the_folder_is_no_package():
     assert not (FOLDER / "__init__.py").exists()
 
 
+STANDALONE = [name for name in SAMPLES if name.startswith("standalone")]
+
+
 @pytest.mark.envoy
-@pytest.mark.parametrize("name", [name for name in SAMPLES if name.startswith("standalone")])
+@pytest.mark.parametrize("name", STANDALONE)
 def test_envoy_accepts_the_sample(name, tmp_path):
+    accept(name, tmp_path)
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize("version", OLDER_VERSIONS)
+def test_older_envoys_accept_the_samples_for_them(version, tmp_path):
+    binary = older_envoy(version)
+    fit = STANDALONE if version >= "1.38" else [f"standalone-{version}.yaml"]
+    assert set(fit) <= set(STANDALONE)
+    for name in fit:
+        accept(name, tmp_path, binary)
+
+
+def accept(name, tmp_path, binary=None):
     text = SAMPLES[name]
     if name == "standalone-eds.yaml":
         (tmp_path / "workers.yaml").write_text(SAMPLES["workers.yaml"])
         text = text.replace("/etc/envoy/workers.yaml", str(tmp_path / "workers.yaml"))
     (tmp_path / "envoy.yaml").write_text(text)
-    validate(tmp_path / "envoy.yaml")
+    validate(tmp_path / "envoy.yaml", binary)
 
 
 @pytest.mark.envoy

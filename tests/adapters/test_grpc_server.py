@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService
 from extproc.adapters.grpc_server import start_grpc_server
 from extproc.adapters.health_server import HealthService
@@ -23,6 +24,7 @@ async def test_a_port_in_use_is_said_so():
                 ext_proc=ExtProcService(routing),
                 access_log=AccessLogService(routing),
                 health=HealthService(),
+                eds=EdsService(pytest.fail),
                 max_body_bytes=1000,
             )
 

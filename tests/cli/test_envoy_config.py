@@ -8,6 +8,7 @@ from extproc.adapters.envoy_bootstrap import (
     BodyMode,
     DnsWorkers,
     EdsFileWorkers,
+    EdsServiceWorkers,
     EnvoyConfigError,
     EnvoySettings,
     StaticWorkers,
@@ -106,16 +107,30 @@ def test_a_file_that_is_not_there_yet_is_taken_on_trust(tmp_path):
     assert settings({"file": path}).workers == EdsFileWorkers(path)
 
 
-def test_what_envoy_cannot_follow_is_refused_with_what_to_do(tmp_path):
+def test_what_envoy_cannot_follow_comes_from_us_or_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "workers.yaml"
     path.write_text("[10.0.0.1:8000]")
+    for discovery in ([{"file": str(path)}], [{"file": str(path)}, STATIC]):
+        assert settings(*discovery).workers == EdsServiceWorkers()
+    never = {"envoy": {"eds": "never"}}
     with pytest.raises(EnvoyConfigError, match="not in Envoy's EDS form"):
-        settings({"file": str(path)})
+        settings({"file": str(path)}, **never)
     with pytest.raises(EnvoyConfigError, match="one file or resolve names"):
-        settings({"file": str(path)}, STATIC)
+        settings({"file": str(path)}, STATIC, **never)
     path.write_text("- [")
     with pytest.raises(EnvoyConfigError, match="cannot read"):
         settings({"file": str(path)})
+
+
+def test_workers_come_from_us_if_that_is_wished(config, capsys):
+    assert settings(STATIC, envoy={"eds": "always"}).workers == EdsServiceWorkers()
+    assert main(["envoy-config", "-c", str(config), "--format", "json", "--eds"]) == 0
+    assert json.loads(capsys.readouterr().out) == bootstrap(EnvoySettings(workers=EdsServiceWorkers()))
+    config.write_text(config.read_text() + "envoy: {eds: always}\n")
+    assert main(["envoy-config", "-c", str(config), "--format", "json", "--no-eds"]) == 0
+    assert json.loads(capsys.readouterr().out) == bootstrap(settings(STATIC))
+    assert main(["envoy-config", "-c", str(config), "--eds", "--worker", "a:1"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_the_command_prints_yaml_with_comments(config, capsys):

@@ -1,5 +1,6 @@
 """A real Envoy for tests."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,20 @@ def require_envoy() -> Path:
         return find_envoy()
     except EnvoyNotFoundError as error:
         pytest.skip(str(error))
+
+
+OLDER_VERSIONS = ("1.36", "1.37", "1.38", "1.39")
+
+
+def older_envoy(version: str) -> Path:
+    """The binary of an older Envoy (`X.Y`), or skip with the reason."""
+    folder = os.environ.get("WARMROUTE_ENVOYS_DIR")
+    if not folder:
+        pytest.skip("WARMROUTE_ENVOYS_DIR is not set: run `.ci/install-envoys.sh DIR` and set it to DIR")
+    binary = Path(folder) / version / "envoy"
+    if not os.access(binary, os.X_OK):
+        pytest.skip(f"there is no Envoy {version} in WARMROUTE_ENVOYS_DIR={folder}")
+    return binary
 
 
 def on_loopback(settings: EnvoySettings) -> EnvoySettings:
@@ -40,9 +55,11 @@ class EnvoyFactory:
         self._directory = directory
         self._started: list[EnvoyProcess] = []
 
-    async def __call__(self, what: EnvoySettings | Mapping[str, Any]) -> EnvoyProcess:
+    async def __call__(
+        self, what: EnvoySettings | Mapping[str, Any], *, binary: Path | None = None
+    ) -> EnvoyProcess:
         """A ready Envoy with these settings (moved to free loopback ports) or this bootstrap."""
-        binary = require_envoy()
+        binary = binary or require_envoy()
         config = bootstrap(on_loopback(what)) if isinstance(what, EnvoySettings) else what
         directory = self._directory / f"envoy-{len(self._started)}"
         directory.mkdir()

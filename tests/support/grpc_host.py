@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import grpc
 
 from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.routing import HttpRequest
 from extproc.core.types import Completion
-from extproc.pb import access_log_pb2, ext_proc_pb2, health_pb2
+from extproc.pb import access_log_pb2, discovery_pb2, ext_proc_pb2, health_pb2
 from extproc.protocol.ext_proc_messages import Answer, Route
 
 ROUTE = Route(("10.0.0.1:8000", "10.0.0.2:8000"), "lease-1")
@@ -68,6 +69,8 @@ class Host:
     ext_proc: ExtProcService
     access_log: AccessLogService
     health: HealthService
+    eds: EdsService
+    reports: list[str]
     channel: grpc.aio.Channel
 
     def stream(self, metadata: dict[str, str] | None = None) -> grpc.aio.StreamStreamCall:
@@ -87,6 +90,22 @@ class Host:
             await call.write(message)
         await call.done_writing()
         return [reply async for reply in call]
+
+    def endpoints(self) -> grpc.aio.StreamStreamCall:
+        """One endpoint discovery stream, state of the world."""
+        return self.channel.stream_stream(
+            "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints",
+            discovery_pb2.DiscoveryRequest.SerializeToString,
+            discovery_pb2.DiscoveryResponse.FromString,
+        )()
+
+    def delta_endpoints(self) -> grpc.aio.StreamStreamCall:
+        """One endpoint discovery stream, incremental."""
+        return self.channel.stream_stream(
+            "/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints",
+            discovery_pb2.DeltaDiscoveryRequest.SerializeToString,
+            discovery_pb2.DeltaDiscoveryResponse.FromString,
+        )()
 
     def log(self) -> grpc.aio.StreamUnaryCall:
         """One access-log stream."""
@@ -120,6 +139,7 @@ async def running(
     *,
     settings: ExtProcSettings | None = None,
     receive_limit: int | None = None,
+    address: str = "127.0.0.1:0",
 ) -> AsyncIterator[Host]:
     """A host; `receive_limit` is the client's, in bytes per message."""
     settings = settings or ExtProcSettings(max_body_bytes=8 << 20)
@@ -128,17 +148,20 @@ async def running(
         AccessLogService(routing),
         HealthService(),
     )
+    reports: list[str] = []
+    eds = EdsService(reports.append)
     server = await start_grpc_server(
-        "127.0.0.1:0",
+        address,
         ext_proc=ext_proc,
         access_log=access_log,
         health=health,
+        eds=eds,
         max_body_bytes=settings.max_body_bytes,
     )
     options = [("grpc.max_receive_message_length", receive_limit)] if receive_limit else []
     channel = grpc.aio.insecure_channel(server.address, options=options)
     try:
-        yield Host(server, ext_proc, access_log, health, channel)
+        yield Host(server, ext_proc, access_log, health, eds, reports, channel)
     finally:
         await channel.close()
         await server.stop(0)

@@ -1,0 +1,166 @@
+"""Workers named to Warmroute only: Envoy learns of them from it, by endpoint discovery on its own port."""
+
+import asyncio
+import time
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings
+from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
+from extproc.protocol.ext_proc_messages import PassThrough, Route
+from extproc.sim.time_model import TimeModel
+from tests.support.full_stack import FullStack
+from tests.support.grpc_host import RecordingRouting, running
+from tests.support.http import Upstream
+from tests.support.mesh import CHAT
+from tests.support.sim_engine import SimEngine
+
+pytestmark = pytest.mark.envoy
+
+SLOW = TimeModel(base_ms=10.0, prefill_ms_per_token=0.001)
+
+
+def known(*workers, complete=True, usable=False):
+    return snapshot({"default": workers}, complete=complete, usable=usable)
+
+
+def answered(engine):
+    return sum(engine.model.stats.finished.values())
+
+
+async def served_by(client, envoy):
+    async with client.post(envoy.url + CHAT, data=b"{}") as reply:
+        return (await reply.json())["served_by"] if reply.status == 200 else reply.status
+
+
+async def until_served_by(client, envoy, expected, deadline_s=30.0):
+    end = time.monotonic() + deadline_s
+    while (last := await served_by(client, envoy)) != expected:
+        assert time.monotonic() < end, f"still {last}, not {expected}"
+
+
+async def test_a_worker_comes_and_goes_under_load_without_a_failed_request(tmp_path):
+    members = tmp_path / "members.yaml"
+
+    def write(*engines):
+        entries = [
+            {"endpoint": e.endpoint, "kv_events": e.kv_events, "kv_replay": e.kv_replay} for e in engines
+        ]
+        temporary = members.with_suffix(".new")
+        temporary.write_text(yaml.safe_dump(entries))
+        temporary.replace(members)
+
+    async with SimEngine(time=SLOW) as one, SimEngine(time=SLOW) as two, SimEngine(time=SLOW) as new:
+        write(one, two)
+        pool = {"discovery": {"file": str(members)}}
+        stack = FullStack(tmp_path, [], pool=pool)
+        stack.settings["envoy"]["eds"] = "always"
+        async with stack:
+            replies, stop = [], asyncio.Event()
+
+            async def client(number):
+                turn = 0
+                while not stop.is_set():
+                    turn += 1
+                    replies.append(await stack.chat(f"Client {number} asks {turn}", stream=turn % 2 == 0))
+
+            clients = [asyncio.create_task(client(number)) for number in range(8)]
+            await stack.until(lambda: len(replies) >= 40)
+
+            write(one, two, new)
+            await stack.until(lambda: answered(new) > 5)
+
+            # A long answer is under way where it will not be allowed any longer.
+            long = [
+                asyncio.create_task(
+                    stack.chat(f"Long {number}", stream=True, max_tokens=250, ignore_eos=True)
+                )
+                for number in range(12)
+            ]
+            await stack.until(lambda: one.model.running >= 3)
+            write(two, new)
+            await stack.until(lambda: f"worker {one.endpoint} left" in stack.router_log())
+            in_flight = one.model.running
+            assert in_flight > 0
+            await stack.until(lambda: one.model.running == 0 and one.model.waiting == 0)
+            finished = answered(one)
+            served = len(replies)
+            await stack.until(lambda: len(replies) >= served + 60)
+            assert answered(one) == finished  # nothing came any more
+            await one.kill()
+            served = len(replies)
+            await stack.until(lambda: len(replies) >= served + 20)
+            stop.set()
+            await asyncio.gather(*clients)
+            replies += await asyncio.gather(*long)
+
+        assert {reply.status for reply in replies} == {200}
+        assert all(b"[DONE]" in reply.body for reply in replies if reply.body.startswith(b"data:"))
+        # Leases of a worker that left are written off when it leaves; everything else is accounted for.
+        others = [e for e in stack.log_entries().values() if e["outcome"] != "finished"]
+        assert {(e["outcome"], e["selected_worker"]) for e in others} <= {("lost", one.endpoint)}
+
+
+async def test_envoy_keeps_its_list_while_no_router_is_there_and_takes_no_incomplete_one(start_envoy):
+    async with Upstream() as one, Upstream() as two, aiohttp.ClientSession() as client:
+        a, b = KnownWorker(one.endpoint), KnownWorker(two.endpoint)
+        async with running(RecordingRouting(PassThrough())) as host:
+            host.eds.set(known(a))
+            envoy = await start_envoy(
+                EnvoySettings(workers=EdsServiceWorkers(), routers=(host.server.address,))
+            )
+            assert await served_by(client, envoy) == one.endpoint
+            address = host.server.address
+        # Gone: the list stays, and so does service.
+        assert await served_by(client, envoy) == one.endpoint
+        async with running(RecordingRouting(PassThrough()), address=address) as host:
+            # The new process does not know everything yet.
+            host.eds.set(known(b, complete=False, usable=True))
+            await stream_open(host)
+            assert await served_by(client, envoy) == one.endpoint
+            host.eds.set(known(b))
+            await until_served_by(client, envoy, two.endpoint)
+
+
+async def test_envoys_own_balancing_avoids_workers_that_are_not_ready(start_envoy):
+    async with (
+        Upstream() as one,
+        Upstream() as two,
+        aiohttp.ClientSession() as client,
+        running(RecordingRouting(PassThrough())) as host,
+    ):
+        host.eds.set(known(KnownWorker(one.endpoint, ready=False), KnownWorker(two.endpoint)))
+        envoy = await start_envoy(EnvoySettings(workers=EdsServiceWorkers(), routers=(host.server.address,)))
+        assert {await served_by(client, envoy) for _ in range(20)} == {two.endpoint}
+        # All down: better a worker that may be alive than none.
+        host.eds.set(known(KnownWorker(one.endpoint, ready=False), KnownWorker(two.endpoint, ready=False)))
+        for _ in range(1000):
+            if await served_by(client, envoy) == one.endpoint:
+                break
+        else:
+            raise AssertionError("Envoy did not fall back to all workers")
+
+
+async def test_a_cluster_may_have_the_workers_of_one_pool(start_envoy):
+    async with (
+        Upstream() as one,
+        Upstream() as two,
+        aiohttp.ClientSession() as client,
+        running(RecordingRouting(PassThrough())) as host,
+    ):
+        host.eds.set(
+            snapshot({"p": [KnownWorker(one.endpoint)], "q": [KnownWorker(two.endpoint)]}, complete=True)
+        )
+        envoy = await start_envoy(
+            EnvoySettings(workers=EdsServiceWorkers("workers/q"), routers=(host.server.address,))
+        )
+        assert {await served_by(client, envoy) for _ in range(10)} == {two.endpoint}
+
+
+async def stream_open(host):
+    end = time.monotonic() + 30
+    while host.eds.counters.open_streams == 0:
+        assert time.monotonic() < end, "Envoy did not come back"
+        await asyncio.sleep(0.02)
