@@ -1,4 +1,4 @@
-"""The one gRPC server: ext_proc, access log, endpoint discovery and health, under Envoy's names on one port."""
+"""The one gRPC server: ext_proc, access log, endpoint discovery, health; Envoy's names, one port."""
 
 from dataclasses import dataclass
 from typing import Any

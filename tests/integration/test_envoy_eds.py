@@ -9,7 +9,7 @@ import yaml
 
 from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
-from extproc.protocol.ext_proc_messages import PassThrough, Route
+from extproc.protocol.ext_proc_messages import PassThrough
 from extproc.sim.time_model import TimeModel
 from tests.support.full_stack import FullStack
 from tests.support.grpc_host import RecordingRouting, running
