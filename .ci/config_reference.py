@@ -19,8 +19,9 @@ def rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]
     out: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
         inner = section(field.annotation)
-        many = typing.get_origin(field.annotation) is list
-        path = f"{prefix}{name}{'[]' if inner and many else ''}"
+        kind = typing.get_origin(field.annotation)
+        many = "[]" if kind is list else ".*" if kind is dict else ""
+        path = f"{prefix}{name}{many if inner else ''}"
         if inner is not None:
             summary = (inner.__doc__ or "").strip().splitlines()[0]
             out.append((path, "required" if field.is_required() else "", f"**{summary}**"))

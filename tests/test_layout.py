@@ -21,6 +21,7 @@ COVERED_ELSEWHERE = {
     "extproc/config/cost.py": "fields; read as users write them in test_loading",
     "extproc/config/pools.py": "fields; read as users write them in test_loading",
     "extproc/config/root.py": "fields; read as users write them in test_loading",
+    "extproc/config/rollout.py": "fields; read as users write them in test_references",
     "extproc/config/service.py": "fields; read as users write them in test_loading",
 }
 

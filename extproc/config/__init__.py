@@ -3,9 +3,11 @@
 from extproc.config.base import ConfigError
 from extproc.config.cost import Cost
 from extproc.config.loading import load, parse
-from extproc.config.pools import Discovery, Dns, KvEvents, Model, Pool, StaticWorker
+from extproc.config.pools import Discovery, Dns, KvEvents, Model, Pool, Revision, StaticWorker
+from extproc.config.rollout import Rollout, TrafficClass
 from extproc.config.root import Config
 from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
+from extproc.config.tenants import Identity, JwtClaim, MetadataKey, SaltKey, Tenant, Tenants, book_of
 
 __all__ = [
     "Config",
@@ -15,12 +17,22 @@ __all__ = [
     "Discovery",
     "Dns",
     "Envoy",
+    "Identity",
+    "JwtClaim",
     "KvEvents",
     "Limits",
+    "MetadataKey",
     "Model",
     "Pool",
+    "Revision",
+    "Rollout",
+    "SaltKey",
     "Scrape",
     "StaticWorker",
+    "Tenant",
+    "Tenants",
+    "TrafficClass",
+    "book_of",
     "load",
     "parse",
 ]

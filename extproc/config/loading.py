@@ -11,8 +11,10 @@ from extproc.config.references import problems_of
 from extproc.config.root import Config
 
 
-def load(path: Path | str) -> Config:
+def load(path: Path | str, *, secrets: bool = True) -> Config:
     """Read and validate a configuration file. Relative paths in it are relative to the file.
+
+    Without `secrets`, keys need not be where the file says they are (on another machine, for instance).
 
     Raises:
         ConfigError: naming the file, the line, the field and what is wrong with it.
@@ -22,10 +24,10 @@ def load(path: Path | str) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    return parse(text, str(path), base=path.parent)
+    return parse(text, str(path), base=path.parent, secrets=secrets)
 
 
-def parse(text: str, name: str = "config", base: Path | None = None) -> Config:
+def parse(text: str, name: str = "config", base: Path | None = None, *, secrets: bool = True) -> Config:
     """Validate configuration text; `name` is what errors call it.
 
     Raises:
@@ -43,13 +45,21 @@ def parse(text: str, name: str = "config", base: Path | None = None) -> Config:
     except ValidationError as error:
         problems = [_describe(node, problem) for problem in error.errors()]
         raise _unusable(name, problems) from error
-    contradictions = [_located(node, where, what) for where, what in problems_of(config)]
+    contradictions = [_located(node, where, what) for where, what in problems_of(config, secrets=secrets)]
     if contradictions:
         raise _unusable(name, contradictions)
     return config
 
 
-_PATH_FIELDS = {("model", "path"), ("model", "chat_template"), ("discovery", "file"), ("envoy", "eds_file")}
+_PATH_FIELDS = {
+    ("model", "path"),
+    ("model", "chat_template"),
+    ("revisions", "path"),
+    ("revisions", "chat_template"),
+    ("discovery", "file"),
+    ("envoy", "eds_file"),
+    ("salt_key", "file"),
+}
 
 
 def _absolute(data: Any, base: Path, section: str = "") -> Any:

@@ -33,6 +33,7 @@ class StaticWorker(Section):
     dp_size: Annotated[int, Field(ge=1)] | None = Field(None, description="null: as the pool says")
     kv_events: str | None = Field(None, description="its own KV event endpoint")
     kv_replay: str | None = Field(None, description="its own replay endpoint")
+    revision: str | None = Field(None, description="model revision it serves; null: as the pool says")
 
 
 class Discovery(Section):
@@ -56,6 +57,14 @@ class Discovery(Section):
         return self
 
 
+class Revision(Section):
+    """Another revision that workers of the pool may serve, as while an update rolls through it."""
+
+    revision: str = Field(description="as workers name it")
+    path: Path | None = Field(None, description="its folder, where tokenizer or template differ; null: same")
+    chat_template: Path | None = Field(None, description="template file, when the engine runs with one")
+
+
 class Model(Section):
     """How prompts become token ids. Must be what the engines serve."""
 
@@ -64,6 +73,11 @@ class Model(Section):
     )
     names: list[str] = Field(default_factory=list, description="served base model names; others are adapters")
     revision: str = Field("", description="model revision: engines of another revision share no KV")
+    revision_from: Literal["config", "models"] = Field(
+        "config",
+        description="models: a worker's revision is the `root` of its /v1/models; config: what is written",
+    )
+    revisions: list[Revision] = Field(default_factory=list)
     chat_template: Path | None = Field(None, description="template file, when the engine runs with one")
     content_format: Literal["auto", "string", "openai"] = Field(
         "auto", description="as the engine's --chat-template-content-format"

@@ -4,14 +4,23 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from extproc.config.root import Config
+from extproc.config.tenants import Tenant, Tenants
+from extproc.core.model_catalog import AliasError, resolve_aliases
 
-Problem: TypeAlias = tuple[tuple[int | str, ...], str]
+Where: TypeAlias = tuple[int | str, ...]
+Problem: TypeAlias = tuple[Where, str]
 """Where in the file, and what to do about it."""
 
 
-def problems_of(config: Config) -> Iterator[Problem]:
-    """Contradictions of a configuration whose sections are each valid."""
+def problems_of(config: Config, *, secrets: bool = True) -> Iterator[Problem]:
+    """Contradictions of a configuration whose sections are each valid; with `secrets`, keys are read too."""
     yield from _pools(config)
+    yield from _aliases(config)
+    if config.tenants is not None:
+        yield from _tenants(config, config.tenants)
+        if secrets:
+            yield from _salt_key(config.tenants)
+    yield from _rollout(config)
 
 
 def _pools(config: Config) -> Iterator[Problem]:
@@ -21,6 +30,83 @@ def _pools(config: Config) -> Iterator[Problem]:
         if pool.name in names[:position]:
             yield ("pools", position, "name"), f"pool names must differ, got {', '.join(names)}"
         for at, model in enumerate(pool.model.names):
-            if owners.setdefault(model, pool.name) != pool.name:
+            if owners.setdefault(model, pool.name) != pool.name and config.tenants is None:
                 where = ("pools", position, "model", "names", at)
-                yield where, f"model {model!r} is in two pools: {owners[model]} and {pool.name}"
+                yield (
+                    where,
+                    (
+                        f"model {model!r} is in two pools: {owners[model]} and {pool.name}; "
+                        "only where `tenants` say who may use which can that be meant"
+                    ),
+                )
+        revisions = [pool.model.revision]
+        for at, other in enumerate(pool.model.revisions):
+            if other.revision in revisions:
+                yield (
+                    ("pools", position, "model", "revisions", at, "revision"),
+                    f"revision {other.revision!r} is described already: name each once",
+                )
+            revisions.append(other.revision)
+
+
+def _aliases(config: Config) -> Iterator[Problem]:
+    owners = {model: pool.name for pool in config.pools for model in pool.model.names}
+    for alias in config.aliases:
+        if alias in owners:
+            yield (
+                ("aliases", alias),
+                f"pool {owners[alias]} serves a model of this name: an alias would hide it; remove one",
+            )
+    try:
+        resolve_aliases(config.aliases)
+    except AliasError as error:
+        yield ("aliases", error.alias), f"{error}; let one of them name a model"
+
+
+def _tenants(config: Config, tenants: Tenants) -> Iterator[Problem]:
+    pools = [pool.name for pool in config.pools]
+    described: list[tuple[Where, Tenant]] = [
+        (("tenants", "policies", name), tenant) for name, tenant in tenants.policies.items()
+    ]
+    if tenants.unknown is not None:
+        described.append((("tenants", "unknown"), tenants.unknown))
+    for where, tenant in described:
+        for at, pool in enumerate(tenant.pools or ()):
+            if pool not in pools:
+                yield (*where, "pools", at), f"there is no pool {pool!r}; choose from {', '.join(pools)}"
+        if tenant.isolation == "salted" and tenants.salt_key is None:
+            yield (
+                (*where, "isolation"),
+                "salts need a secret key: name a file or an environment variable in `tenants.salt_key`",
+            )
+        if tenant.workers is not None and _observed(config):
+            yield (
+                (*where, "workers"),
+                "in mode observe Envoy chooses the worker, so this cannot be kept: use shadow or enforce",
+            )
+
+
+def _observed(config: Config) -> bool:
+    rollout = config.rollout
+    return "observe" in (rollout.mode, *(one.mode for one in rollout.classes))
+
+
+def _salt_key(tenants: Tenants) -> Iterator[Problem]:
+    if tenants.salt_key is not None:
+        try:
+            tenants.salt_key.salter()
+        except ValueError as error:
+            yield ("tenants", "salt_key"), str(error)
+
+
+def _rollout(config: Config) -> Iterator[Problem]:
+    pools = [pool.name for pool in config.pools]
+    for position, one in enumerate(config.rollout.classes):
+        where = ("rollout", "classes", position)
+        if one.name in (other.name for other in config.rollout.classes[:position]):
+            yield (*where, "name"), f"there are two traffic classes {one.name!r}: name each once"
+        for at, pool in enumerate(one.pools or ()):
+            if pool not in pools:
+                yield (*where, "pools", at), f"there is no pool {pool!r}; choose from {', '.join(pools)}"
+        if one.tenants is not None and config.tenants is None:
+            yield (*where, "tenants"), "no tenants are configured: describe them in `tenants`, or drop this"

@@ -1,25 +1,16 @@
 """The whole file."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from extproc.adapters.policy_plugins import available_policies
-from extproc.config.base import Section
+from extproc.config.base import PolicyName, Section
 from extproc.config.cost import Cost
 from extproc.config.pools import Pool
+from extproc.config.rollout import Rollout
 from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
+from extproc.config.tenants import Tenants
 from extproc.core.router import RouterSettings
-
-
-def _known_policy(name: str) -> str:
-    known = available_policies()
-    if name not in known:
-        raise ValueError(f"there is no policy {name!r}; choose from {', '.join(known)}")
-    return name
-
-
-PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class Config(Section):
@@ -27,6 +18,14 @@ class Config(Section):
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
     pools: Annotated[list[Pool], Field(min_length=1)]
+    aliases: dict[str, str] = Field(
+        default_factory=dict, description="model names that stand for others; the body is rewritten"
+    )
+    unknown_model: Literal["auto", "refuse", "pass"] = Field(
+        "auto",
+        description="refuse: 404; pass: the first pool's engine answers; auto: refuse with several pools",
+    )
+    tenants: Tenants | None = None
     policy: PolicyName = Field("token-load", description="see policies above; packages can add some")
     shadow: list[PolicyName] = Field(
         default_factory=list, description="policies whose choice is logged beside, and never acted on"
@@ -37,6 +36,7 @@ class Config(Section):
     session_header: str = Field(
         "x-session-id", description="request header that names the session, for session-affinity"
     )
+    rollout: Rollout = Field(default_factory=Rollout)
     fallbacks: Annotated[int, Field(ge=1)] = Field(3, description="endpoints named per request, in order")
     seed: int | None = Field(None, description="seed of the tie-breaks; null: random")
     test_mode: bool = Field(default=False, description="honour conformance test headers; never in production")

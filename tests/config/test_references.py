@@ -1,3 +1,5 @@
+import textwrap
+
 import pytest
 
 from extproc.config import ConfigError, parse
@@ -18,3 +20,113 @@ def test_a_model_belongs_to_one_pool():
     one = "{name: a, model: {names: [m]}, discovery: {static: ['h:1']}}"
     two = "{name: b, model: {names: [m]}, discovery: {static: ['h:2']}}"
     assert "model 'm' is in two pools: a and b" in error_of(f"pools: [{one}, {two}]")
+
+
+POOLS = """
+pools:
+  - {name: a, model: {names: [m]}, discovery: {static: ['h:1']}}
+  - {name: b, model: {names: [n]}, discovery: {static: ['h:2']}}
+"""
+
+
+def error_in(section):
+    return error_of(POOLS + textwrap.dedent(section))
+
+
+def test_one_model_in_two_pools_is_meant_where_tenants_choose_between_them():
+    text = POOLS.replace("[n]", "[m]")
+    assert "line 4: pools.1.model.names.0: model 'm' is in two pools" in error_of(text)
+    parse(text + "tenants: {identity: [{header: x-tenant}]}")
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            "aliases:\n  x: y\n  y: x\n",
+            "line 6: aliases.x: aliases go round in a circle: x -> y -> x; let one of them name a model",
+        ),
+        ("aliases:\n  m: n\n", "line 6: aliases.m: pool a serves a model of this name"),
+        (
+            """\
+            tenants:
+              identity: [{header: x-tenant}]
+              policies:
+                acme: {pools: [a]}
+                evil:
+                  pools:
+                    - a
+                    - c
+            """,
+            "line 12: tenants.policies.evil.pools.1: there is no pool 'c'; choose from a, b",
+        ),
+        (
+            "tenants:\n  identity: [{header: x}]\n  unknown:\n    pools: [z]\n",
+            "line 8: tenants.unknown.pools.0: there is no pool 'z'",
+        ),
+        (
+            "tenants:\n  identity: [{header: x}]\n  unknown:\n    isolation: salted\n",
+            "line 8: tenants.unknown.isolation: salts need a secret key",
+        ),
+        (
+            "tenants:\n  identity: [{header: x}]\n  unknown:\n    workers: [10.0.0.1]\n"
+            "rollout: {mode: observe}\n",
+            "line 8: tenants.unknown.workers: in mode observe Envoy chooses the worker",
+        ),
+        (
+            "rollout:\n  classes:\n    - {name: c, pools: [z]}\n",
+            "line 7: rollout.classes.0.pools.0: there is no pool 'z'",
+        ),
+        (
+            "rollout:\n  classes:\n    - {name: c, tenants: [t]}\n",
+            "line 7: rollout.classes.0.tenants: no tenants are configured",
+        ),
+        (
+            "rollout:\n  classes:\n    - {name: c}\n    - {name: c}\n",
+            "line 8: rollout.classes.1.name: there are two traffic classes 'c'",
+        ),
+    ],
+)
+def test_names_that_lead_nowhere_are_refused_with_line_and_fix(section, expected):
+    assert expected in error_in(section)
+
+
+def test_a_revision_is_described_once():
+    text = (
+        "pools:\n  - model:\n      revision: a\n      revisions:\n        - revision: a\n"
+        "    discovery: {static: ['h:1']}"
+    )
+    assert "line 5: pools.0.model.revisions.0.revision: revision 'a' is described already" in error_of(text)
+
+
+SALTED = """
+tenants:
+  identity: [{header: x-tenant}]
+  salt_key: {%s}
+  unknown: {isolation: salted}
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(None, "cannot read the key from"), (b"short-secret\n", "the key has 12 bytes; at least 32 are needed")],
+)
+def test_a_bad_key_file_is_refused_with_line_and_fix_and_never_shown(tmp_path, content, expected):
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_bytes(content)
+    message = error_of(POOLS + SALTED % f"file: {path}")
+    assert f"line 8: tenants.salt_key: {expected}" in message
+    assert "openssl rand -hex 32" in message
+    assert "short-secret" not in message
+
+
+def test_a_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("WARMROUTE_TEST_KEY", raising=False)
+    text = POOLS + SALTED % "env: WARMROUTE_TEST_KEY"
+    assert "line 8: tenants.salt_key: the environment variable WARMROUTE_TEST_KEY is not set" in error_of(
+        text
+    )
+    parse(text, secrets=False)
+    monkeypatch.setenv("WARMROUTE_TEST_KEY", "k" * 32 + "\n")
+    assert parse(text).tenants.salt_key.salter().key == b"k" * 32
