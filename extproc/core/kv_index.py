@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from extproc.core.kv_residence import CONFIRMED, RESERVED, BlockStates, EngineBlocks
+from extproc.core.kv_residence import CONFIRMED, RESERVED, BlockStates, EngineBlocks, map_bytes
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, WorkerId
 
 _CHUNK = 64  # blocks looked up and compared in one go
@@ -238,6 +238,11 @@ class KvIndex:
                 at += 1
         if at:
             yield state, start, at
+
+    def memory_bytes(self) -> int:
+        """Estimated memory of all maps and of the numbers in them, at no cost per block."""
+        parts = [self._states.memory_bytes, *(entry.engine.memory_bytes for entry in self._workers.values())]
+        return sum(parts) + sum(map(map_bytes, (entry.reserved for entry in self._workers.values())))
 
     def block_size(self, worker: WorkerId) -> int | None:
         """Tokens per block as the worker's events tell; None before the first."""

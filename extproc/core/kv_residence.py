@@ -16,6 +16,7 @@ groups are skipped. Engines that do not name the kind of a group (before vLLM 0.
 group. A model with sliding windows only therefore never counts as warm.
 """
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +33,12 @@ _FIELD = 20  # bits per tier in a count of copies
 _FIELD_MASK = (1 << _FIELD) - 1
 _UNIT = (1, 1 << _FIELD, 1 << 2 * _FIELD)  # by tier
 _INTERNED_MAX = 65_536
+_NUMBER_BYTES = 36  # of a Python integer of 64 bits
+
+
+def map_bytes(of: "dict[int, int] | dict[Handle, int]") -> int:
+    """Estimated memory of a map: its table, and 36 bytes for each key, which is a number of 64 bits."""
+    return sys.getsizeof(of) + _NUMBER_BYTES * len(of)
 
 
 class BlockStates:
@@ -46,6 +53,11 @@ class BlockStates:
     def __init__(self) -> None:
         self.of: dict[int, int] = {}
         self._interned: dict[int, int] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated memory."""
+        return map_bytes(self.of)
 
     def add(self, block: int, bit: int) -> None:
         """Set `bit` of `block`."""
@@ -117,6 +129,11 @@ class EngineBlocks:
             gpu += count & _FIELD_MASK
             slower += (count >> _FIELD & _FIELD_MASK) + (count >> 2 * _FIELD)
         return gpu, slower
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated memory, without that of the orphans."""
+        return map_bytes(self._handles) + map_bytes(self._copies) + map_bytes(self._totals)
 
     def clear(self) -> None:
         """Everything is gone, in every tier."""
