@@ -1,6 +1,6 @@
 """ext_proc messages to plain values and back. Field accesses are what they cost here: few, and no copies."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -77,10 +77,18 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def metadata_of(metadata: common.Metadata) -> Metadata:
-    """The namespaces that concern us, as plain values."""
+def metadata_of(metadata: common.Metadata, also: Iterable[str] = ()) -> Metadata:
+    """The namespaces that concern us, and those in `also`, as plain values."""
     namespaces = metadata.filter_metadata
-    return {name: plain(namespaces[name]) for name in READ_NAMESPACES if name in namespaces}
+    return {name: plain(namespaces[name]) for name in (*READ_NAMESPACES, *also) if name in namespaces}
+
+
+def attributes_of(message: pb.ProcessingRequest) -> dict[str, object]:
+    """Attributes that came with a message, by their full names."""
+    found: dict[str, object] = {}
+    for struct in message.attributes.values():
+        found.update(plain(struct))
+    return found
 
 
 def plain(struct: Struct) -> dict[str, object]:

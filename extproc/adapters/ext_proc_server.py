@@ -5,6 +5,8 @@ Failure has a direction: whatever goes wrong here, the request goes on by Envoy'
 - `route` raises, or its answer cannot be sent: a plain continue.
 - Envoy breaks the protocol: the stream is closed without an error, which means "go on without me".
 
+With `fail_closed` both become errors instead: tenants were promised what Envoy alone cannot keep.
+
 A lease that was answered is reported to `stream_ended` exactly once, however its stream ends.
 
 Streams in observability mode come from a second, optional filter that only shows us the first piece of a
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from extproc.adapters.ext_proc_codec import encode, event_of, metadata_of, modes_of
+from extproc.adapters.ext_proc_codec import attributes_of, encode, event_of, metadata_of, modes_of
 from extproc.adapters.response_observer import ResponseObserver
 from extproc.adapters.routing import HttpRequest, RoutingService
 from extproc.core.errors import ProtocolError
@@ -40,7 +42,7 @@ from extproc.protocol.ext_proc_messages import (
     Route,
 )
 from extproc.protocol.ext_proc_stream import ExtProcStream
-from extproc.protocol.rejections import Reject
+from extproc.protocol.rejections import Reject, routing_failed
 
 _log = logging.getLogger("warmroute.ext_proc")
 
@@ -66,11 +68,21 @@ class ExtProcCounters:
 
 @dataclass(frozen=True, slots=True)
 class ExtProcSettings:
-    """`default_mode`: body mode when a gateway does not announce one. `test_mode`: conformance headers."""
+    """How streams are answered.
+
+    Attributes:
+        max_body_bytes: a longer request body is refused with 413.
+        default_mode: body mode when a gateway does not announce one.
+        test_mode: honour the headers of conformance tests.
+        namespaces: metadata namespaces that `HttpRequest.metadata` shows.
+        fail_closed: whatever goes wrong here fails the request.
+    """
 
     max_body_bytes: int = 64 << 20
     default_mode: BodyMode = BodyMode.BUFFERED
     test_mode: bool = False
+    namespaces: tuple[str, ...] = ()
+    fail_closed: bool = False
 
 
 class ExtProcService:
@@ -105,6 +117,8 @@ class ExtProcService:
         except ProtocolError as error:
             counters.protocol_errors += 1
             _log.warning("closing an ext_proc stream: %s", error)
+            if self._settings.fail_closed:
+                await context.abort(grpc.StatusCode.INTERNAL, "the ext_proc protocol was broken")
         finally:
             counters.active -= 1
             exchange.close()
@@ -146,6 +160,7 @@ class _Exchange:
         self._lease_id: str | None = None
         self.undelivered = False  # a route was chosen and its replies are not all written
         self._observer: ResponseObserver | None = None
+        self._attributes: dict[str, object] = {}
 
     async def replies(self, message: pb.ProcessingRequest) -> list[Reply]:
         """Everything to be answered to one message, in order."""
@@ -164,7 +179,9 @@ class _Exchange:
         if modes is not None:
             self._stream.configure(*modes)
         if message.HasField("metadata_context"):
-            self._stream.add_metadata(metadata_of(message.metadata_context))
+            self._stream.add_metadata(metadata_of(message.metadata_context, self._settings.namespaces))
+        if message.attributes:
+            self._attributes.update(attributes_of(message))
         event = event_of(message)
         if event is None:
             raise ProtocolError("a ProcessingRequest without a part")
@@ -181,22 +198,26 @@ class _Exchange:
             answer = await self._routing.route(self._http_request(decide))
         except Exception:
             counters.routing_errors += 1
-            _log.exception("routing failed; the request goes on by the gateway's own balancing")
-            return self._stream.decided(PassThrough())
+            _log.exception("routing failed")
+            return self._stream.decided(self._instead())
         if isinstance(answer, Route):
             self._lease_id = answer.lease_id
         try:
             replies = self._stream.decided(answer)
         except Exception:
             counters.unsendable_answers += 1
-            _log.exception("an answer cannot be sent; the request goes on by the gateway's own balancing")
+            _log.exception("an answer cannot be sent")
             self._abandon()
-            return self._stream.decided(PassThrough())
+            return self._stream.decided(self._instead())
         self._count(answer)
         if self._lease_id is not None:
             self.undelivered = True
             self._observer = ResponseObserver(self._begun, self._clock())
         return replies
+
+    def _instead(self) -> Answer:
+        """What becomes of a request that we failed."""
+        return routing_failed() if self._settings.fail_closed else PassThrough()
 
     def close(self) -> None:
         """The stream is over. Envoy ends all streams alike, so what was cut short shows in our state only."""
@@ -216,6 +237,8 @@ class _Exchange:
             request_id=headers.get("x-request-id") or uuid.uuid4().hex,
             override=headers.get(TEST_SELECTION_HEADER) if self._settings.test_mode else None,
             body_seen=decide.body is not None,
+            metadata=self._stream.metadata,
+            attributes=self._attributes,
         )
 
     def _trace_parent(self) -> str | None:

@@ -5,10 +5,11 @@ of a request: the implementation releases each lease exactly once.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from extproc.core.types import Completion
+from extproc.protocol.endpoint_picker import Metadata
 from extproc.protocol.ext_proc_messages import Answer
 
 
@@ -20,6 +21,7 @@ class HttpRequest:
     whole): `body` is then empty, which says nothing. `subset`: endpoints the gateway restricts us to, None =
     all; an entry may lack the port (see `endpoint_picker.match_subset`). `trace_parent`: W3C traceparent
     of the span ours belongs under. `override`: wanted endpoints, comma-separated; only in test mode.
+    `metadata` and `attributes`: what the gateway's own filters say, as far as it is configured.
     """
 
     method: str
@@ -31,13 +33,19 @@ class HttpRequest:
     request_id: str
     override: str | None = None
     body_seen: bool = True
+    metadata: Metadata = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
 
 
 class RoutingService(Protocol):
     """Implemented by the application around its `Router`."""
 
     async def route(self, request: HttpRequest) -> Answer:
-        """Choose a worker and reserve it. An exception makes the request go on by Envoy's own balancing."""
+        """Choose a worker and reserve it.
+
+        An exception makes the request go on by Envoy's own balancing, or be refused where that would break
+        a promise to tenants.
+        """
         ...
 
     def first_body(self, lease_id: str) -> None:

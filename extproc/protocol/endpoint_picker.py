@@ -27,6 +27,8 @@ DESTINATION = "x-gateway-destination-endpoint"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+POOL_HEADER = "x-warmroute-pool"
+"""Request header that names the chosen pool: Envoy's routes lead to clusters by it."""
 TICKET_NAMESPACE = "warmroute"
 TICKET_KEY = "ticket"
 
@@ -109,16 +111,16 @@ def destination_value(endpoints: Sequence[str]) -> str:
     return ",".join(endpoints)
 
 
-def decision_metadata(endpoints: Sequence[str], lease_id: str) -> dict[str, dict[str, object]]:
-    """Dynamic metadata of a decision: the destination and the ticket.
+def decision_metadata(endpoints: Sequence[str] | None, lease_id: str) -> dict[str, dict[str, object]]:
+    """Dynamic metadata of a decision: the destination, if there is one, and the ticket.
 
     Raises:
         ValueError: see `destination_value`.
     """
-    return {
-        LB_NAMESPACE: {DESTINATION: destination_value(endpoints)},
-        TICKET_NAMESPACE: {TICKET_KEY: lease_id},
-    }
+    found: dict[str, dict[str, object]] = {TICKET_NAMESPACE: {TICKET_KEY: lease_id}}
+    if endpoints is not None:
+        found[LB_NAMESPACE] = {DESTINATION: destination_value(endpoints)}
+    return found
 
 
 def served_endpoint(metadata: Metadata) -> str | None:

@@ -86,11 +86,13 @@ Event = RequestEvent | ResponseEvent
 class Route:
     """Send the request to `endpoints[0]`; the others are fallbacks, in order.
 
+    None: the gateway chooses by its own balancing, and the rest of the answer holds.
+
     `set_headers` overwrite the request's. `body` replaces the request's body (None: leave it alone); it is
     legal only if there was one and it was read whole.
     """
 
-    endpoints: Sequence[str]
+    endpoints: Sequence[str] | None
     lease_id: str
     set_headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None

@@ -277,7 +277,7 @@ class RequestHalf:
     def _replies(self, answer: Route | PassThrough) -> Iterator[Reply]:
         headers, metadata, body = self._mutation(answer)
         clear = isinstance(answer, Route)
-        remove = () if clear else self._client_copies()
+        remove = () if DESTINATION in headers else self._client_copies()
         for position, owed in enumerate(self._owed):
             if position > 0:
                 headers, metadata, clear = {}, {}, False
@@ -295,7 +295,9 @@ class RequestHalf:
     def _mutation(self, answer: Route | PassThrough) -> tuple[Mapping[str, str], Metadata, bytes | None]:
         if isinstance(answer, PassThrough):
             return {}, {}, None
-        headers = {**answer.set_headers, DESTINATION: destination_value(answer.endpoints)}
+        headers = dict(answer.set_headers)
+        if answer.endpoints is not None:
+            headers[DESTINATION] = destination_value(answer.endpoints)
         if answer.body is not None:
             if self._body is None or not _REPLACEABLE.intersection(self._owed):
                 raise ValueError("a body that was not read cannot be replaced")

@@ -73,6 +73,16 @@ def unknown_model(model: str) -> Reject:
     )
 
 
+def not_isolable(message: str, status: int = 415) -> Reject:
+    """415: this caller's cache cannot be kept apart for this request; `message` says what to send instead."""
+    return Reject(status, message, "not_isolable", code="not_isolable")
+
+
+def routing_failed() -> Reject:
+    """503: an error of ours, where going on without us would break a promise to tenants."""
+    return Reject(503, "The request could not be routed; try again.", "routing_failed", type="server_error")
+
+
 def body_too_large(limit: int) -> Reject:
     """413: the body exceeds `limit` bytes."""
     return Reject(413, f"The request body exceeds {limit} bytes.", "body_too_large", code="request_too_large")

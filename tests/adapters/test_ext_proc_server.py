@@ -1,6 +1,7 @@
 import asyncio
 import json
 
+import grpc
 import pytest
 
 from extproc.adapters.ext_proc_server import ExtProcSettings
@@ -354,6 +355,34 @@ async def test_a_peer_that_breaks_the_protocol_is_let_go_without_an_error(routin
         assert host.ext_proc.counters.protocol_errors == 1
         assert host.ext_proc.counters.active == 0
     assert all(reply.WhichOneof("response") for reply in replies)
+
+
+async def test_where_going_on_would_break_a_promise_our_failures_fail_the_request(routing, caplog):
+    settings = ExtProcSettings(fail_closed=True)
+    for answer in (RuntimeError("a bug"), Route((), "lease-1")):
+        routing.answer = answer
+        async with running(routing, settings=settings) as host:
+            replies = await host.exchange(request_headers(), request_body(CHAT, end=True))
+        assert kinds(replies) == ["request_headers", "immediate_response"]
+        assert replies[1].immediate_response.status.code == 503
+        assert json.loads(replies[1].immediate_response.body)["error"]["type"] == "server_error"
+    async with running(routing, settings=settings) as host:
+        call = host.stream()
+        await call.write(request_trailers())
+        with pytest.raises(grpc.aio.AioRpcError, match="the ext_proc protocol was broken"):
+            [reply async for reply in call]
+        assert host.ext_proc.counters.protocol_errors == 1
+
+
+async def test_what_other_filters_say_is_shown_where_it_is_asked_for(routing):
+    headers = request_headers(metadata={"jwt": {"payload": {"org": "acme"}}, "other": {"a": "b"}})
+    headers.attributes["envoy.filters.http.ext_proc"].update({"source.address": "10.0.0.9:1"})
+    async with running(routing, settings=ExtProcSettings(namespaces=("jwt",))) as host:
+        await host.exchange(headers, request_body(CHAT, end=True))
+    (request,) = routing.requests
+    assert request.metadata["jwt"] == {"payload": {"org": "acme"}}
+    assert "other" not in request.metadata
+    assert request.attributes == {"source.address": "10.0.0.9:1"}
 
 
 async def test_a_signal_that_is_not_taken_does_not_hurt_the_request(routing):

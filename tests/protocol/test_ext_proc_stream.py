@@ -205,6 +205,21 @@ def test_pitfall_14_no_length_is_set_when_the_body_is_left_alone():
     assert piece.body == b"{}"
 
 
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, DUPLEX])
+def test_the_gateway_may_be_left_to_choose_while_the_rest_of_an_answer_holds(mode):
+    machine = stream(mode)
+    replies = machine.receive(RequestHeaders({**POST, DESTINATION: "169.254.169.254:80"}))
+    machine.receive(RequestBody(b"{}", end_of_stream=True))
+    replies += machine.decided(Route(None, "l", {"x-pool": "p"}, body=b"[1]"))
+    removed = {name for reply in replies for name in getattr(reply, "remove_headers", ())}
+    headers = {name: v for reply in replies for name, v in getattr(reply, "set_headers", {}).items()}
+    metadata = [reply.metadata for reply in replies if getattr(reply, "metadata", None)]
+    assert removed == {DESTINATION}
+    assert headers == {"x-pool": "p", "content-length": "3"}
+    assert metadata == [{"warmroute": {"ticket": "l"}}]
+    assert b"".join(bytes(reply.body) for reply in replies if getattr(reply, "body", None)) == b"[1]"
+
+
 def test_a_partly_buffered_body_is_not_taken_for_the_whole():
     machine = stream(BodyMode.BUFFERED_PARTIAL)
     machine.receive(RequestHeaders(POST))
