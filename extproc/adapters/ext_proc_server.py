@@ -16,7 +16,7 @@ response: the first token while it happens. They are never answered, and we end 
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -227,13 +227,15 @@ class _Exchange:
 
     def _http_request(self, decide: Decide) -> HttpRequest:
         headers = decide.headers
+        parent, state = self._trace_context(headers)
         return HttpRequest(
             method=headers.get(":method", ""),
             path=headers.get(":path", ""),
             headers=headers,
             body=decide.body or b"",
             subset=subset_hint(self._stream.metadata),
-            trace_parent=self._trace_parent() or headers.get("traceparent"),
+            trace_parent=parent,
+            trace_state=state,
             request_id=headers.get("x-request-id") or uuid.uuid4().hex,
             override=headers.get(TEST_SELECTION_HEADER) if self._settings.test_mode else None,
             body_seen=decide.body is not None,
@@ -241,12 +243,15 @@ class _Exchange:
             attributes=self._attributes,
         )
 
-    def _trace_parent(self) -> str | None:
-        """Envoy's own span travels with the gRPC call, the client's with the HTTP headers."""
-        for key, value in self._context.invocation_metadata() or ():
-            if key == "traceparent":
-                return value.decode("ascii", "replace") if isinstance(value, bytes) else value
-        return None
+    def _trace_context(self, headers: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """`traceparent` and `tracestate`: Envoy's own come with the gRPC call, the client's in its headers."""
+        found = {
+            key: value.decode("ascii", "replace") if isinstance(value, bytes) else value
+            for key, value in self._context.invocation_metadata() or ()
+            if key in ("traceparent", "tracestate")
+        }
+        source: Mapping[str, str] = found if "traceparent" in found else headers
+        return source.get("traceparent"), source.get("tracestate")
 
     def _count(self, answer: Answer) -> None:
         match answer:

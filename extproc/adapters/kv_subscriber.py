@@ -7,7 +7,8 @@ so that what is left of an older answer is thrown away with its socket.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,25 @@ class KvSource:
     replay_endpoint: str | None = None
     bind: bool = False
     topic: str = ""
+
+
+@dataclass(slots=True)
+class KvStreamStats:
+    """How one engine's stream is doing. All but `lag_s` only grow.
+
+    Attributes:
+        messages: applied.
+        gaps: holes found in the sequence.
+        replays: questions to the replay endpoint.
+        resets: times that all was forgotten and learned anew.
+        lag_s: from making to applying of the last live message, by the clocks of both machines; None: none yet.
+    """
+
+    messages: int = 0
+    gaps: int = 0
+    replays: int = 0
+    resets: int = 0
+    lag_s: float | None = None
 
 
 def resolve_kv_endpoint(template: str, endpoint_host: str, dp_rank: int) -> str:
@@ -123,6 +143,14 @@ class KvSubscriber:
     def unreadable(self) -> int:
         """Messages so far that are not KV messages, or whose topic fits none of several engines."""
         return sum(subscription.unreadable for subscription in self._subscriptions.values())
+
+    def streams(self) -> dict[WorkerId, KvStreamStats]:
+        """How the stream of each worker that is followed is doing; ranks of one publisher share one."""
+        return {
+            worker: stats
+            for subscription in self._subscriptions.values()
+            for worker, stats in subscription.streams()
+        }
 
     def set_sources(self, sources: Iterable[KvSource]) -> None:
         """Follow exactly these sources: new ones are started, missing ones stopped, the others kept.
@@ -214,6 +242,11 @@ class _Subscription:
                     self._context, source, self._callbacks, self._clock, self._limits
                 )
 
+    def streams(self) -> Iterator[tuple[WorkerId, KvStreamStats]]:
+        for publisher in self._publishers.values():
+            for worker in publisher.workers:
+                yield worker, publisher.stats
+
     async def close(self) -> None:
         tasks = self._tasks + self._ending
         for publisher in self._publishers.values():
@@ -286,7 +319,9 @@ class _Publisher:
         self._clock = clock
         self._machine = KvSequence(replay=source.replay_endpoint is not None, limits=limits)
         self._lock = asyncio.Lock()
-        self._workers = [source.worker]  # all ranks this publisher has spoken for
+        self.workers = [source.worker]  # all ranks this publisher has spoken for
+        self.stats = KvStreamStats()
+        self._is_live = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._replay_number = 0
         self._alarm: asyncio.TimerHandle | None = None
@@ -313,7 +348,12 @@ class _Publisher:
     async def live(self, number: bytes, payload: bytes) -> None:
         seq = int.from_bytes(number, "big")
         async with self._lock:
-            await self._carry_out(self._machine.live(seq, payload, self._clock()))
+            self._is_live = True
+            try:
+                await self._carry_out(self._machine.live(seq, payload, self._clock()))
+            finally:
+                self._is_live = False
+                self.stats.gaps = self._machine.gaps
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -329,9 +369,11 @@ class _Publisher:
                         await asyncio.sleep(0)
                         started = self._clock()
                 case RequestReplay(from_seq):
+                    self.stats.replays += 1
                     self._ask(from_seq)
                 case _:
-                    for worker in self._workers:
+                    self.stats.resets += isinstance(action, Reset)
+                    for worker in self.workers:
                         self._tell(worker, action)
         self._set_alarm()
 
@@ -349,11 +391,14 @@ class _Publisher:
             batch = decode(payload)
         except ProtocolError:
             return self._machine.unreadable(seq)
+        self.stats.messages += 1
+        if self._is_live:
+            self.stats.lag_s = max(0.0, time.time() - batch.timestamp)
         worker = self.source.worker
         if batch.dp_rank is not None and batch.dp_rank != worker.dp_rank:
             worker = WorkerId(worker.endpoint, batch.dp_rank)
-            if worker not in self._workers:
-                self._workers.append(worker)
+            if worker not in self.workers:
+                self.workers.append(worker)
                 self._on_trust(worker, self._machine.trusted, self._machine.cause)
         self._on_events(worker, batch.events)
         if any(isinstance(event, AllBlocksCleared) for event in batch.events):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from extproc.adapters.telemetry.stages import NO_IDS, TOKENIZE, WAIT, Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
 from extproc.prompt.encoder import EncodedPrompt
 from extproc.prompt.errors import Unsupported
@@ -30,8 +31,10 @@ _NOT_FOR_WORKERS = frozenset({"empty-prompt", "multimodal", "prompt-embeds", "st
 class RequestEncoder(Protocol):
     """What the service needs of a `PromptEncoder`."""
 
-    def encode(self, request: InferenceRequest) -> EncodedPrompt:
-        """Token ids. Raises `Unsupported`."""
+    def encode(
+        self, request: InferenceRequest, mark: Callable[[str], None] | None = None
+    ) -> EncodedPrompt:
+        """Token ids. Raises `Unsupported`. `mark` is told of stages that are over."""
         ...
 
 
@@ -63,16 +66,27 @@ class PromptService:
         self._threads = _Threads(threads, places)
         self._worker_tokenizer = worker_tokenizer
 
-    async def encode(self, request: InferenceRequest) -> EncodedPrompt | LoadOnly:
-        """Token ids, or why the request is routed by load. Never raises for what a request contains."""
+    async def encode(
+        self, request: InferenceRequest, watched: Stages | None = None
+    ) -> EncodedPrompt | LoadOnly:
+        """Token ids, or why the request is routed by load. Never raises for what a request contains.
+
+        `watched` gets the stages: `wait`, `render` and `tokenize`, or `no-ids`.
+        """
+        watched = watched or Stages(asyncio.get_running_loop().time)
+        encoded = await self._encode(request, watched)
+        watched.mark(NO_IDS if isinstance(encoded, LoadOnly) else TOKENIZE)
+        return encoded
+
+    async def _encode(self, request: InferenceRequest, stages: Stages) -> EncodedPrompt | LoadOnly:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             if self._is_small(request):
-                encoded = self._encoder.encode(request)
+                encoded = self._encoder.encode(request, stages.mark)
                 self._judge_inline(loop.time() - started)
                 return encoded
-            return await self._in_thread(request)
+            return await self._in_thread(request, stages)
         except Unsupported as problem:
             remaining = self._budget_s - (loop.time() - started)
             return await self._ask_worker(request, problem.reason, remaining)
@@ -96,8 +110,14 @@ class PromptService:
             )
             self._inline_bytes = -1
 
-    async def _in_thread(self, request: InferenceRequest) -> EncodedPrompt | LoadOnly:
-        job = self._threads.submit(lambda: self._encoder.encode(request))
+    async def _in_thread(self, request: InferenceRequest, stages: Stages) -> EncodedPrompt | LoadOnly:
+        inside = stages.fork()
+
+        def work() -> EncodedPrompt:
+            inside.mark(WAIT)
+            return self._encoder.encode(request, inside.mark)
+
+        job = self._threads.submit(work)
         if job is None:
             return LoadOnly("prompt-busy", request.model)
         result = asyncio.wrap_future(job)
@@ -105,6 +125,7 @@ class PromptService:
         if not done:
             result.cancel()  # a job that has not begun is dropped; one that has runs on, unheard
             return LoadOnly("prompt-budget", request.model)
+        stages.join(inside)
         return result.result()
 
     async def _ask_worker(

@@ -1,6 +1,6 @@
 """What each worker has to offer one request: predicted hit, load, and price."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
@@ -51,10 +51,19 @@ class CandidateBuilder:
     stale_after_s: float
 
     def build(
-        self, request: RoutingRequest, states: Sequence[WorkerState], now: float
+        self,
+        request: RoutingRequest,
+        states: Sequence[WorkerState],
+        now: float,
+        mark: Callable[[str], None] | None = None,
     ) -> tuple[list[Candidate], Chains, LengthEstimate]:
-        """One candidate per state, in their order; the request's block hashes; its expected length."""
+        """One candidate per state, in their order; the request's block hashes; its expected length.
+
+        `mark` is told when `match` (hashing the prompt and looking it up) is over.
+        """
         hits, chains = self._match(request, states)
+        if mark is not None:
+            mark("match")
         output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
         candidates = [

@@ -125,8 +125,10 @@ class Router:
         """What `schedule` looks up at `now`: block hashes by block size; nothing without a ready worker."""
         return self._candidates.hashes(request, self.table.ready(request.pool, request.subset, now))
 
-    def schedule(self, request: RoutingRequest, now: float) -> Decision:
-        """Choose a worker for `request` and take a lease on it.
+    def schedule(
+        self, request: RoutingRequest, now: float, mark: Callable[[str], None] | None = None
+    ) -> Decision:
+        """Choose a worker for `request` and take a lease on it. `mark` is told when `match` is over.
 
         Raises:
             NoEndpointError: no ready worker may serve it.
@@ -134,7 +136,7 @@ class Router:
         states = self.table.ready(request.pool, request.subset, now)
         if not states:
             raise NoEndpointError(self._why_nothing_is_ready(request))
-        candidates, chains, output = self._candidates.build(request, states, now)
+        candidates, chains, output = self._candidates.build(request, states, now, mark)
         policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
         tie_seed = self._rng.getrandbits(_TIE_BITS)
         ordered, reason = policy.order(request, candidates, _chance(tie_seed))

@@ -6,7 +6,7 @@ and template arguments. It is safe to use from several threads. What it cannot r
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,8 +105,10 @@ class PromptEncoder:
             clock=clock,
         )
 
-    def encode(self, request: InferenceRequest) -> EncodedPrompt:
-        """Token ids of the request's prompts.
+    def encode(
+        self, request: InferenceRequest, mark: Callable[[str], None] | None = None
+    ) -> EncodedPrompt:
+        """Token ids of the request's prompts. `mark` is told when `render` is over.
 
         Raises:
             Unsupported: they cannot be computed here; `reason` is fit for a metric label.
@@ -117,7 +119,7 @@ class PromptEncoder:
             if request.kind is RequestKind.COMPLETION:
                 prompts = self._completion(request.body)
             else:
-                prompts = (self._conversation(request),)
+                prompts = (self._conversation(request, mark),)
         except RecursionError:
             raise Unsupported("too-deep") from None
         if not prompts or not all(prompts):
@@ -171,14 +173,19 @@ class PromptEncoder:
 
     # --- conversations -------------------------------------------------------------------------------
 
-    def _conversation(self, request: InferenceRequest) -> "array[int]":
+    def _conversation(
+        self, request: InferenceRequest, mark: Callable[[str], None] | None
+    ) -> "array[int]":
         reused = _forwarded_ids(request)
         if reused is not None:
             return reused
         chat = self._chat_input(request)
         # Only these two endpoints have the field, and a Responses body means another thing by `truncation`.
         truncation = Truncation.from_request(request.body) if request.kind is RequestKind.CHAT else None
-        return self._encode_text(self._render(chat), chat.add_special_tokens, truncation)
+        text = self._render(chat)
+        if mark is not None:
+            mark("render")
+        return self._encode_text(text, chat.add_special_tokens, truncation)
 
     def _chat_input(self, request: InferenceRequest) -> ChatInput:
         if self.model_info.chat_unsupported:

@@ -146,6 +146,7 @@ class KvSequence:
         self._limits = limits
         self.state = State.IDLE
         self.last = -1  # number of the latest message applied
+        self.gaps = 0  # holes found so far in front of a live message
         self._prints: dict[int, int] = {}  # number -> fingerprint of the latest messages applied
         self._newest: tuple[int, int] | None = None  # number and fingerprint of the latest live message
         self._whole_since: int | None = 0  # everything from here to `last` was applied; None: last is unsure
@@ -366,6 +367,7 @@ class KvSequence:
 
     def _gap(self, seq: int, payload: bytes, now: float, actions: list[Action]) -> None:
         """A live message that cannot be applied yet."""
+        self.gaps += 1
         if self._replay:
             self._joined = False
             self._cause = f"messages {self.last + 1} to {seq - 1} are missing"
