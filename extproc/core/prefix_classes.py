@@ -1,0 +1,166 @@
+"""What kind of prompt a request has, learned from how its prefix is reused.
+
+Theory of operation
+-------------------
+Every prompt is a path of block hashes. We keep nodes at marks along it (blocks 1 to 8, then four to each
+doubling, and the prompt's last block), so a prompt of n blocks costs about 4 log2(n) of them. A node counts
+
+- *uses*: prompts that went through it, and since when (its *lifetime*, seconds);
+- *breadth*: different ways in which they went on;
+- whether a prompt *ended* there, and how many went on from that end.
+
+A new prompt is judged by the deepest node it has in common with earlier ones (its *depth*), in this order:
+
+    unique            nothing in common, or less than a tenth of the prompt
+    session           it goes on where an earlier prompt ended, and hardly any other did
+    system-template   many went on differently from there (breadth), over some time (lifetime), and they are
+                      a considerable share of all prompts for that model since
+    rag-set           the paths had parted twice or more before: combinations of shared pieces
+    document          anything else: one shared text with different ends
+
+Nodes are bounded in number, least recently used out first, the deeper before the shallower; one that was not
+used for an hour starts anew. Breadth may count a continuation again whose node had been dropped.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PrefixClass(StrEnum):
+    """Kinds of prompts: in the decision log, in metrics, and in what is learned about lengths."""
+
+    SYSTEM_TEMPLATE = "system-template"
+    DOCUMENT = "document"
+    SESSION = "session"
+    RAG_SET = "rag-set"
+    UNIQUE = "unique"
+
+
+_FINE = 8  # blocks up to which each has a mark; from there on, marks are at k * 2^n with k from 4 to 7
+_MIN_SHARED = 0.1  # of the prompt
+_SESSION_TURNS = 2  # that may go on from one end: an answer may be asked for again
+_TEMPLATE_BREADTH = 16
+_TEMPLATE_SHARE = 0.1  # of the prompts for its model
+_TEMPLATE_LIFETIME_S = 60.0
+_RAG_PARTINGS = 2
+_IDLE_S = 3600.0
+_MAX_GROUPS = 1024
+
+
+@dataclass(slots=True)
+class _Node:
+    first: float
+    last: float
+    born: int  # prompts of the group before its first use
+    uses: int = 0
+    breadth: int = 0
+    ended: bool = False
+    continued: int = 0  # prompts that went on from the end
+
+
+class PrefixClasses:
+    """Learns from every prompt it is shown. `max_nodes` bounds its memory, at about 200 bytes each."""
+
+    def __init__(self, max_nodes: int = 65_536) -> None:
+        self._max_nodes = max_nodes
+        self._nodes: OrderedDict[int, _Node] = OrderedDict()
+        self._prompts: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def observe(self, group: tuple[str, str], chain: Sequence[int], now: float) -> PrefixClass:
+        """The class of a prompt as those before it tell; it then counts among them itself.
+
+        Args:
+            group: pool and model; shares are of the prompts in one group.
+            chain: hashes of its full blocks, in order.
+            now: seconds, monotonic.
+        """
+        marks = list(_marks(len(chain)))
+        seen = self._prompts.pop(group, 0)
+        if len(self._prompts) >= _MAX_GROUPS:
+            del self._prompts[next(iter(self._prompts))]
+        self._prompts[group] = seen + 1
+        known = self._known(chain, marks, now)
+        end = self._earlier_end(chain, marks[len(known) - 1], now) if known else None
+        found = _judge(known, end, marks, seen, now)
+        if end is not None:
+            end.continued += 1
+        self._learn(chain, marks, seen, now)
+        return found
+
+    def _known(self, chain: Sequence[int], marks: Sequence[int], now: float) -> list[_Node]:
+        """Nodes of earlier prompts on the way of this one."""
+        known: list[_Node] = []
+        for mark in marks:
+            node = self._get(chain[mark], now)
+            if node is None:
+                break
+            known.append(node)
+        return known
+
+    def _earlier_end(self, chain: Sequence[int], start: int, now: float) -> _Node | None:
+        """The last place, at `start` or deeper, from which the prompt goes on where an earlier one ended."""
+        for position in range(len(chain) - 2, start - 1, -1):
+            node = self._get(chain[position], now)
+            if node is not None and node.ended:
+                return node
+        return None
+
+    def _get(self, key: int, now: float) -> _Node | None:
+        node = self._nodes.get(key)
+        return None if node is None or now - node.last > _IDLE_S else node
+
+    def _learn(self, chain: Sequence[int], marks: Sequence[int], seen: int, now: float) -> None:
+        is_new = False
+        below = None
+        # From the deepest up, so that the shallower are the more recently used.
+        for mark in reversed(marks):
+            node = self._get(chain[mark], now)
+            parted = below is not None and is_new
+            is_new = node is None
+            if node is None:
+                node = _Node(first=now, last=now, born=seen)
+            node.uses += 1
+            node.last = now
+            node.breadth += parted
+            node.ended = node.ended or below is None
+            self._nodes[chain[mark]] = node
+            self._nodes.move_to_end(chain[mark])
+            below = node
+        while len(self._nodes) > self._max_nodes:
+            self._nodes.popitem(last=False)
+
+
+def _judge(
+    known: Sequence[_Node], end: _Node | None, marks: Sequence[int], seen: int, now: float
+) -> PrefixClass:
+    if end is not None and end.continued < _SESSION_TURNS:
+        return PrefixClass.SESSION
+    if not known or marks[len(known) - 1] + 1 < _MIN_SHARED * (marks[-1] + 1):
+        return PrefixClass.UNIQUE
+    *above, last = known
+    if _is_wide(last, seen) and now - last.first >= _TEMPLATE_LIFETIME_S:
+        return PrefixClass.SYSTEM_TEMPLATE
+    partings = sum(node.breadth > 1 and not _is_wide(node, seen) for node in above)
+    return PrefixClass.RAG_SET if partings >= _RAG_PARTINGS else PrefixClass.DOCUMENT
+
+
+def _is_wide(node: _Node, seen: int) -> bool:
+    share = node.uses / max(1, seen - node.born)
+    return node.breadth >= _TEMPLATE_BREADTH and share >= _TEMPLATE_SHARE
+
+
+def _marks(blocks: int) -> Iterator[int]:
+    """Positions of the marks in a chain of so many blocks, in order; the last block is always one."""
+    count, step = 1, 1
+    while count < blocks:
+        yield count - 1
+        if count >= _FINE * step:
+            step *= 2
+        count += step
+    if blocks:
+        yield blocks - 1
