@@ -1,13 +1,14 @@
 """What each worker has to offer one request: predicted hit, load, and price."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
 from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
+from extproc.core.prefix_classes import PrefixClasses
 from extproc.core.trust import TrustBook
 from extproc.core.types import Candidate, LengthEstimate, Priced, RoutingRequest, WorkerId
 from extproc.core.worker_table import ForeignLoad, WorkerState
@@ -36,7 +37,7 @@ NOTHING_CONFIGURED = PoolFacts()
 
 @dataclass(frozen=True, slots=True)
 class CandidateBuilder:
-    """Reads the router's state; changes nothing.
+    """Reads the router's state; changes nothing but what prefixes tell about classes of prompts.
 
     Attributes:
         stale_after_s: engine metrics older than this are not used.
@@ -49,6 +50,7 @@ class CandidateBuilder:
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
     stale_after_s: float
+    classes: PrefixClasses = field(default_factory=PrefixClasses)
 
     def build(
         self,
@@ -64,6 +66,7 @@ class CandidateBuilder:
         hits, chains = self._match(request, states)
         if mark is not None:
             mark("match")
+        self._classify(request, chains, now)
         output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
         candidates = [
@@ -73,6 +76,12 @@ class CandidateBuilder:
             for position, state in enumerate(states)
         ]
         return candidates, chains, output
+
+    def _classify(self, request: RoutingRequest, chains: Chains, now: float) -> None:
+        """Learn from the request's first prompt, and say what class it is of if the client has not."""
+        if chains:
+            found = self.classes.observe((request.pool, request.model), chains[min(chains)][0], now)
+            request.prompt_class = request.prompt_class or found.value
 
     def block_size(self, state: WorkerState) -> int | None:
         """Tokens per KV block: what events say, else metrics, else the configured default."""
