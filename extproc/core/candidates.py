@@ -79,8 +79,9 @@ class CandidateBuilder:
 
     def _classify(self, request: RoutingRequest, chains: Chains, now: float) -> None:
         """Learn from the request's first prompt, and say what class it is of if the client has not."""
-        if chains:
-            found = self.classes.observe((request.pool, request.model), chains[min(chains)][0], now)
+        finest = chains[min(chains)] if chains else ()
+        for chain in finest[:1]:
+            found = self.classes.observe((request.pool, request.model), chain, now)
             request.prompt_class = request.prompt_class or found.value
 
     def block_size(self, state: WorkerState) -> int | None:
