@@ -244,7 +244,7 @@ class _Exchange:
         )
 
     def _trace_context(self, headers: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """`traceparent` and `tracestate`: Envoy's own come with the gRPC call, the client's in its headers."""
+        """`traceparent`, `tracestate`: Envoy's own come with the gRPC call, the client's in its headers."""
         found = {
             key: value.decode("ascii", "replace") if isinstance(value, bytes) else value
             for key, value in self._context.invocation_metadata() or ()

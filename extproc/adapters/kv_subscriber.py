@@ -71,7 +71,7 @@ class KvStreamStats:
         gaps: holes found in the sequence.
         replays: questions to the replay endpoint.
         resets: times that all was forgotten and learned anew.
-        lag_s: from making to applying of the last live message, by the clocks of both machines; None: none yet.
+        lag_s: from making to applying of the last live message, by both machines' clocks; None: none yet.
     """
 
     messages: int = 0

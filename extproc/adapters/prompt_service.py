@@ -31,9 +31,7 @@ _NOT_FOR_WORKERS = frozenset({"empty-prompt", "multimodal", "prompt-embeds", "st
 class RequestEncoder(Protocol):
     """What the service needs of a `PromptEncoder`."""
 
-    def encode(
-        self, request: InferenceRequest, mark: Callable[[str], None] | None = None
-    ) -> EncodedPrompt:
+    def encode(self, request: InferenceRequest, mark: Callable[[str], None] | None = None) -> EncodedPrompt:
         """Token ids. Raises `Unsupported`. `mark` is told of stages that are over."""
         ...
 

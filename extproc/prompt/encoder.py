@@ -105,9 +105,7 @@ class PromptEncoder:
             clock=clock,
         )
 
-    def encode(
-        self, request: InferenceRequest, mark: Callable[[str], None] | None = None
-    ) -> EncodedPrompt:
+    def encode(self, request: InferenceRequest, mark: Callable[[str], None] | None = None) -> EncodedPrompt:
         """Token ids of the request's prompts. `mark` is told when `render` is over.
 
         Raises:
@@ -173,9 +171,7 @@ class PromptEncoder:
 
     # --- conversations -------------------------------------------------------------------------------
 
-    def _conversation(
-        self, request: InferenceRequest, mark: Callable[[str], None] | None
-    ) -> "array[int]":
+    def _conversation(self, request: InferenceRequest, mark: Callable[[str], None] | None) -> "array[int]":
         reused = _forwarded_ids(request)
         if reused is not None:
             return reused

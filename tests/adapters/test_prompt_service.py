@@ -35,7 +35,7 @@ class Encoder:
         if not gated:
             self.gate.set()
 
-    def encode(self, request):
+    def encode(self, request, mark=None):
         self.threads.append(threading.current_thread())
         self.entered.release()
         self.gate.wait(60)

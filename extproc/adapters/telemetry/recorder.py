@@ -1,0 +1,85 @@
+"""The one object through which the rest of the service is observed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+
+from extproc.adapters.routing import HttpRequest
+from extproc.adapters.telemetry.labels import ServedModels
+from extproc.adapters.telemetry.registry import MetricsPage, metrics_page, new_registry
+from extproc.adapters.telemetry.request_metrics import RequestMetrics
+from extproc.adapters.telemetry.spans import Spans
+from extproc.adapters.telemetry.stages import Stages
+from extproc.adapters.telemetry.state_metrics import StateCollector, StateSources
+from extproc.core.kv_lifetimes import BlockLifetimes
+from extproc.core.outcomes import Released
+from extproc.core.types import Decision, KvEvent, WorkerId
+from extproc.protocol.rejections import Reject
+
+
+class Telemetry:
+    """Metrics always, spans where there is a tracer. All methods are quick, and called on the event loop.
+
+    Args:
+        clock: monotonic seconds.
+        is_base_model: whether a pool is known to serve a model of this name.
+        spans: where spans go; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        is_base_model: Callable[[str], bool] = lambda _name: False,
+        spans: Spans | None = None,
+    ) -> None:
+        self._clock = clock
+        self._spans = spans
+        self._lifetimes = BlockLifetimes()
+        self._state: StateCollector | None = None
+        self.registry: CollectorRegistry = new_registry()
+        self.metrics = RequestMetrics(self.registry, ServedModels(is_base_model))
+
+    def watch(self, sources: StateSources) -> None:
+        """Expose the state of these, too."""
+        self._state = StateCollector(sources)
+        self.registry.register(self._state)
+
+    def page(self, accept: str = "") -> MetricsPage:
+        """What `/metrics` answers to a request with this Accept header."""
+        return metrics_page(self.registry, accept)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def begin(self) -> Stages:
+        """A request has come; its stages are marked in what is returned."""
+        return Stages(self._clock)
+
+    def decided(self, http: HttpRequest, decision: Decision, stages: Stages) -> Mapping[str, str]:
+        """It was routed. Returns headers to send along with it."""
+        self.metrics.decided(decision, stages)
+        if self._state is not None:
+            routed = self._state.routed
+            routed[decision.chosen.worker] = routed.get(decision.chosen.worker, 0) + 1
+        return {} if self._spans is None else self._spans.decided(http, decision, stages)
+
+    def rejected(self, http: HttpRequest, reject: Reject, stages: Stages) -> None:
+        """It was refused."""
+        self.metrics.rejected(reject.why)
+        if self._spans is not None:
+            self._spans.rejected(http, reject, stages)
+
+    def finished(self, released: Released) -> None:
+        """It has ended."""
+        trace_id = None if self._spans is None else self._spans.finished(released, time.time_ns())
+        self.metrics.finished(released, trace_id)
+
+    # --- KV events ---------------------------------------------------------------------------------
+
+    def kv_events(self, worker: WorkerId, pool: str, events: Sequence[KvEvent]) -> None:
+        """A worker of `pool` told what it stored and removed."""
+        self.metrics.evicted(pool, self._lifetimes.apply(worker, events, self._clock()))
+
+    def kv_forgotten(self, worker: WorkerId) -> None:
+        """What the worker told before no longer holds, or it has left."""
+        self._lifetimes.forget(worker)

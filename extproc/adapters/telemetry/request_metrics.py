@@ -1,0 +1,254 @@
+"""Counts and histograms of requests and KV events, kept by `prometheus_client`.
+
+Why that library: it is what the field exposes metrics with, it holds exemplars (which lead from a
+histogram to a trace), and once a series is looked up, counting costs well under a microsecond. So every
+series is looked up once and kept: a request then makes some twenty updates, next to the hundreds of
+microseconds that its decision takes (`python -m tests.bench.bench_telemetry` prints the ratio).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+from extproc.adapters.telemetry import catalogue
+from extproc.adapters.telemetry.catalogue import Kind, Metric
+from extproc.adapters.telemetry.labels import FewValues, ServedModels
+from extproc.adapters.telemetry.stages import TOTAL, Stages
+from extproc.core.kv_lifetimes import Evictions
+from extproc.core.outcomes import Released
+from extproc.core.types import Candidate, Completion, Decision, Outcome, Reason, ShadowChoice
+
+# The time a counter began is a series for each series, and Prometheus finds resets without it.
+_leave_out_created: Callable[[], None] = disable_created_metrics
+_leave_out_created()
+
+_MS = 1000.0
+_TIMEOUT_STATUS = frozenset({408, 504})
+_PREFILLED = frozenset({Outcome.FINISHED, Outcome.CANCELLED, Outcome.FAILED})
+
+
+class _Series:
+    """The series of one metric, each looked up once."""
+
+    __slots__ = ("_counters", "_histograms", "_metric")
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
+        self._counters: dict[tuple[str, ...], Counter] = {}
+        self._histograms: dict[tuple[str, ...], Histogram] = {}
+        self._metric: Counter | Histogram
+        if metric.kind is Kind.COUNTER:
+            self._metric = Counter(metric.name, metric.meaning, metric.labels, registry=registry)
+        else:
+            self._metric = Histogram(
+                metric.name, metric.meaning, metric.labels, registry=registry, buckets=metric.buckets
+            )
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Count."""
+        series = self._counters.get(labels)
+        if series is None:
+            if not isinstance(self._metric, Counter):
+                raise TypeError("only counters are added to")
+            series = self._counters[labels] = self._metric.labels(*labels)
+        series.inc(amount)
+
+    def observe(self, value: float, *labels: str, exemplar: dict[str, str] | None = None) -> None:
+        """Put a value into a histogram; `exemplar` names an example of it."""
+        series = self._histograms.get(labels)
+        if series is None:
+            if not isinstance(self._metric, Histogram):
+                raise TypeError("only histograms observe")
+            series = self._histograms[labels] = self._metric.labels(*labels)
+        series.observe(max(0.0, value), exemplar)
+
+
+class RequestMetrics:
+    """Everything that is counted when it happens.
+
+    Args:
+        registry: where the series are exposed from.
+        models: which model names may become labels.
+    """
+
+    def __init__(self, registry: CollectorRegistry, models: ServedModels) -> None:
+        self._of: Mapping[str, _Series] = {
+            metric.name: _Series(metric, registry) for metric in catalogue.REQUEST_METRICS
+        }
+        self._models = models
+        self._classes = FewValues()
+        self._causes = FewValues()
+
+    def add(self, metric: Metric, amount: float, *labels: str) -> None:
+        """Count, with label values in the catalogue's order."""
+        self._of[metric.name].add(amount, *labels)
+
+    def observe(
+        self, metric: Metric, value: float, *labels: str, exemplar: dict[str, str] | None = None
+    ) -> None:
+        """Put a value into a histogram."""
+        self._of[metric.name].observe(value, *labels, exemplar=exemplar)
+
+    def pool_known(self, pool: str) -> None:
+        """Begin what alerts watch at 0, or their first increment would go unseen."""
+        self.add(catalogue.LEASES_LOST, 0.0, pool)
+        self.add(catalogue.TIMEOUTS, 0.0, pool, "")
+        self.add(catalogue.EVICTIONS, 0.0, pool)
+        for result in ("taken", "denied", "passed"):
+            self.add(catalogue.WARM_REQUESTS, 0.0, pool, "", result)
+
+    def decided(self, decision: Decision, stages: Stages) -> None:
+        """A request was routed."""
+        request, chosen, reason = decision.request, decision.chosen, decision.reason.value
+        pool = request.pool
+        self.add(catalogue.DECISIONS, 1.0, pool, decision.policy, reason)
+        if request.load_only is not None:
+            self.add(catalogue.LOAD_ONLY, 1.0, pool, self._causes.of(request.load_only))
+        for stage in stages.all():
+            self.observe(catalogue.DECISION_SECONDS, stage.end - stage.start, stage.name)
+        self.observe(catalogue.DECISION_SECONDS, stages.ended - stages.started, TOTAL)
+        self.observe(catalogue.QUEUE_WAIT, chosen.cost.queue_ms / _MS, pool, reason)
+        result = warm_result(decision)
+        if result is not None:
+            self.add(catalogue.WARM_REQUESTS, 1.0, pool, self._classes.of(request.prompt_class), result)
+        for choice in decision.shadow:
+            self._shadow(pool, chosen, choice)
+
+    def rejected(self, why: str) -> None:
+        """A request was refused."""
+        self.add(catalogue.REJECTIONS, 1.0, why)
+
+    def evicted(self, pool: str, evictions: Evictions) -> None:
+        """Engines of `pool` evicted blocks."""
+        if evictions.blocks:
+            self.add(catalogue.EVICTIONS, evictions.blocks, pool)
+        for age in evictions.ages_s:
+            self.observe(catalogue.EVICTED_AGE, age, pool)
+
+    def finished(self, released: Released, trace_id: str | None = None) -> None:
+        """A request has ended. `trace_id`: hex, where it was traced."""
+        decision, completion = released.lease.decision, released.completion
+        pool, outcome = decision.request.pool, completion.outcome.value
+        group = (pool, self._classes.of(decision.request.prompt_class))
+        if completion.status is not None and 200 <= completion.status < 300:
+            self._models.served(decision.request.model)
+        model = self._models.label(decision.request.model)
+        exemplar = None if trace_id is None else {"trace_id": trace_id}
+        self.add(catalogue.REQUESTS, 1.0, model, *group, outcome)
+        if timed_out(completion):
+            self.add(catalogue.TIMEOUTS, 1.0, *group)
+        if completion.attempts is not None and completion.attempts > 1:
+            self.add(catalogue.RETRIES, completion.attempts - 1, pool)
+        if completion.outcome is Outcome.LOST:
+            self.add(catalogue.LEASES_LOST, 1.0, pool)
+        if completion.duration_ms is not None:
+            seconds = completion.duration_ms / _MS
+            self.observe(catalogue.REQUEST_SECONDS, seconds, *group, outcome, exemplar=exemplar)
+        self._first_token(released, group, exemplar)
+        self._tokens(released, model, group)
+        self._prediction(released, pool)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _shadow(self, pool: str, chosen: Candidate, choice: ShadowChoice) -> None:
+        difference = (chosen.cost.total_ms - choice.chosen.cost.total_ms) / _MS
+        if choice.chosen.worker == chosen.worker:
+            self.add(catalogue.SHADOW_DECISIONS, 1.0, pool, choice.policy, "same")
+            return
+        result = "cheaper" if difference > 0.0 else "dearer"
+        self.add(catalogue.SHADOW_DECISIONS, 1.0, pool, choice.policy, result)
+        self.add(catalogue.SHADOW_REGRET, abs(difference), pool, choice.policy, result)
+
+    def _first_token(
+        self, released: Released, group: tuple[str, str], exemplar: dict[str, str] | None
+    ) -> None:
+        decision, completion = released.lease.decision, released.completion
+        # The first byte of an answer that is not streamed comes with its last.
+        if not decision.request.stream:
+            return
+        if completion.first_body_ms is not None:
+            warm = warmth(released)
+            self.observe(catalogue.TTFT, completion.first_body_ms / _MS, *group, warm, exemplar=exemplar)
+        error = ttft_error_ms(released)
+        if error is not None:
+            direction = "late" if error > 0.0 else "early"
+            self.observe(catalogue.TTFT_ERROR, abs(error) / _MS, group[0], direction, exemplar=exemplar)
+
+    def _tokens(self, released: Released, model: str, group: tuple[str, str]) -> None:
+        completion = released.completion
+        if completion.outcome not in _PREFILLED:
+            return
+        total = prompt_tokens(released)
+        cached = completion.cached_tokens
+        if cached is None:
+            self.add(catalogue.INPUT_TOKENS, total, model, *group, "unknown")
+        else:
+            self.add(catalogue.INPUT_TOKENS, min(cached, total), model, *group, "cached")
+            self.add(catalogue.INPUT_TOKENS, max(0, total - cached), model, *group, "uncached")
+        if completion.output_tokens is not None:
+            self.add(catalogue.OUTPUT_TOKENS, completion.output_tokens, model, *group)
+        known = released.predicted_cached_tokens if cached is None else cached
+        self.add(catalogue.COLD_TOKENS, total, *group)
+        self.add(catalogue.PREFILL_TOKENS, max(0, total - (known or 0)), *group)
+
+    def _prediction(self, released: Released, pool: str) -> None:
+        predicted, actual = released.predicted_cached_tokens, released.completion.cached_tokens
+        if predicted is None or actual is None or released.lease.sequences != 1:
+            return
+        result = "exact" if predicted == actual else "over" if predicted > actual else "under"
+        self.add(catalogue.PREDICTIONS, 1.0, pool, result)
+        self.add(catalogue.CACHED_PREDICTED, predicted, pool)
+        self.add(catalogue.CACHED_ACTUAL, actual, pool)
+
+
+def held(candidate: Candidate) -> int:
+    """Tokens of the prompt that a candidate is predicted to have, in any tier."""
+    return candidate.cached_tokens + candidate.offloaded_tokens
+
+
+def warm_result(decision: Decision) -> str | None:
+    """What became of a warm worker's advantage; None when no worker had one."""
+    if not any(held(candidate) for candidate in decision.candidates):
+        return None
+    if decision.reason is Reason.WARM_DENIED_WAIT:
+        return "denied"
+    return "taken" if held(decision.chosen) else "passed"
+
+
+def prompt_tokens(released: Released) -> int:
+    """As the engine counted them, else as we did."""
+    reported = released.completion.prompt_tokens
+    return released.lease.decision.request.prompt_tokens if reported is None else reported
+
+
+def warmth(released: Released) -> str:
+    """`warm`, `partial` or `cold`: as the engine reported, else as predicted; `unknown` without either."""
+    cached = released.completion.cached_tokens
+    if cached is None:
+        cached = released.predicted_cached_tokens
+    if cached is None:
+        return "unknown"
+    if cached <= 0:
+        return "cold"
+    # Only full blocks can be hit, and the last token is always computed.
+    block = released.lease.decision.chosen.block_size or 1
+    return "warm" if prompt_tokens(released) - cached <= block * released.lease.sequences else "partial"
+
+
+def ttft_error_ms(released: Released) -> float | None:
+    """Actual minus predicted time to first token, from when the request was sent on; None: not comparable."""
+    decision, completion = released.lease.decision, released.completion
+    took = completion.upstream_first_body_ms
+    served = completion.served_by in (None, decision.chosen.worker.endpoint)
+    if took is None or not decision.request.stream or not served or decision.request.load_only is not None:
+        return None
+    return took - decision.chosen.cost.ttft_ms
+
+
+def timed_out(completion: Completion) -> bool:
+    """Whether a time limit of the gateway (or of a proxy behind it) ended the request."""
+    return completion.status in _TIMEOUT_STATUS or "timeout" in (completion.details or "")
+
+
+__all__: Sequence[str] = (
+    "RequestMetrics", "held", "prompt_tokens", "timed_out", "ttft_error_ms", "warm_result", "warmth",
+)  # fmt: skip

@@ -1,0 +1,196 @@
+"""Gauges: the router's snapshot and the servers' counters as metric families, made when somebody asks."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from extproc.adapters.telemetry import catalogue
+from extproc.adapters.telemetry.catalogue import Kind, Metric
+from extproc.core.snapshot import PoolSnapshot, RouterSnapshot, WorkerSnapshot
+from extproc.core.types import WorkerId
+
+_MS = 1000.0
+
+
+class KvStream(Protocol):
+    """What is known of one engine's stream of KV events; only grows, apart from `lag_s`."""
+
+    messages: int
+    gaps: int
+    replays: int
+    resets: int
+    lag_s: float | None
+
+
+class ExtProcCounts(Protocol):
+    """See `ext_proc_server.ExtProcCounters`."""
+
+    active: int
+    passed_through: int
+    routing_errors: int
+    unsendable_answers: int
+    protocol_errors: int
+
+
+class AccessLogCounts(Protocol):
+    """See `access_log_server.AccessLogCounters`."""
+
+    open_streams: int
+    entries: int
+    foreign: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSources:
+    """Where the figures come from, each read anew every time.
+
+    Attributes:
+        version: of Warmroute.
+        router: the router now.
+        index_bytes: estimated memory of its index.
+        oldest_lease_s: age of the oldest open lease.
+        kv_streams: workers whose KV events are followed, and how their streams are doing.
+        ext_proc: the ext_proc server's counters; None before it runs.
+        access_log: the access log server's counters; None before it runs.
+    """
+
+    version: str
+    router: Callable[[], RouterSnapshot]
+    index_bytes: Callable[[], int]
+    oldest_lease_s: Callable[[], float]
+    kv_streams: Callable[[], Mapping[WorkerId, KvStream]]
+    ext_proc: Callable[[], ExtProcCounts | None]
+    access_log: Callable[[], AccessLogCounts | None]
+
+
+class StateCollector(Collector):
+    """Registered with a `CollectorRegistry`. `routed` counts requests by worker, for the members only."""
+
+    def __init__(self, sources: StateSources) -> None:
+        self._sources = sources
+        self.routed: dict[WorkerId, int] = {}
+
+    def describe(self) -> Iterable[Family]:
+        """The families without samples, so that registering asks nobody for figures."""
+        return [_Family(metric).family for metric in catalogue.STATE_METRICS]
+
+    def collect(self) -> Iterator[Family]:
+        """All families."""
+        families = {metric.name: _Family(metric) for metric in catalogue.STATE_METRICS}
+
+        def put(metric: Metric, value: float | None, *labels: str) -> None:
+            if value is not None:
+                families[metric.name].add(labels, float(value))
+
+        state = self._sources.router()
+        self._service(state, put)
+        for pool in state.pools:
+            _pool(pool, state, put)
+        members = {worker.worker for worker in state.workers}
+        for gone in [worker for worker in self.routed if worker not in members]:
+            del self.routed[gone]
+        streams = self._sources.kv_streams()
+        for worker in state.workers:
+            labels = (worker.pool, str(worker.worker))
+            put(catalogue.WORKER_ROUTED, self.routed.get(worker.worker, 0), *labels)
+            _load(worker, labels, put)
+            _signals(worker, labels, put)
+            stream = streams.get(worker.worker)
+            if stream is not None:
+                _events(worker, stream, labels, put)
+        for family in families.values():
+            yield family.family
+
+    def _service(self, state: RouterSnapshot, put: "_Put") -> None:
+        sources = self._sources
+        put(catalogue.BUILD, 1, sources.version, state.policy)
+        put(catalogue.LEASES, state.open_requests)
+        put(catalogue.OLDEST_LEASE, sources.oldest_lease_s())
+        put(catalogue.INDEX_BLOCKS, state.distinct_blocks)
+        put(catalogue.INDEX_BYTES, sources.index_bytes())
+        streams, log = sources.ext_proc(), sources.access_log()
+        if streams is not None:
+            put(catalogue.STREAMS, streams.active)
+            put(catalogue.PASSED, streams.passed_through)
+            put(catalogue.ERRORS, streams.routing_errors, "routing")
+            put(catalogue.ERRORS, streams.unsendable_answers, "answer")
+            put(catalogue.ERRORS, streams.protocol_errors, "protocol")
+        if log is not None:
+            put(catalogue.ACCESS_LOG_STREAMS, log.open_streams)
+            put(catalogue.ACCESS_LOG_ENTRIES, log.entries - log.foreign - log.errors, "ours")
+            put(catalogue.ACCESS_LOG_ENTRIES, log.foreign, "foreign")
+            put(catalogue.ACCESS_LOG_ENTRIES, log.errors, "unreadable")
+
+
+class _Put(Protocol):
+    def __call__(self, metric: Metric, value: float | None, *labels: str) -> None: ...
+
+
+class _Family:
+    """A family being filled."""
+
+    __slots__ = ("family",)
+
+    def __init__(self, metric: Metric) -> None:
+        self.family: GaugeMetricFamily | CounterMetricFamily
+        make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        self.family = make(metric.name, metric.meaning, labels=metric.labels)
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        self.family.add_metric(labels, value)
+
+
+def _pool(pool: PoolSnapshot, state: RouterSnapshot, put: _Put) -> None:
+    ready = sum(worker.ready for worker in state.workers if worker.pool == pool.name)
+    members = sum(worker.pool == pool.name for worker in state.workers)
+    put(catalogue.WORKERS, ready, pool.name, "ready")
+    put(catalogue.WORKERS, members - ready, pool.name, "not-ready")
+    put(catalogue.POOL_OVERHEAD, pool.ttft.overhead_ms / _MS, pool.name)
+    put(catalogue.POOL_PREFILL, pool.ttft.per_token_ms / _MS, pool.name)
+    put(catalogue.POOL_REUSE, pool.reuse, pool.name)
+    put(catalogue.POOL_LEARNED, pool.ttft_learned, pool.name)
+
+
+def _load(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
+    put(catalogue.WORKER_READY, worker.ready, *labels)
+    put(catalogue.WORKER_ACTIVE, worker.load.active, *labels)
+    put(catalogue.WORKER_SEQUENCES, worker.load.sequences, *labels)
+    put(catalogue.WORKER_CONTEXT, worker.load.context_tokens, *labels)
+    put(catalogue.WORKER_QUEUED, worker.load.queued_prefill_tokens, *labels)
+    put(catalogue.WORKER_QUEUE_SECONDS, worker.load.queued_prefill_ms / _MS, *labels)
+    if worker.foreign is not None:
+        put(catalogue.WORKER_FOREIGN, worker.foreign.running, *labels, "running")
+        put(catalogue.WORKER_FOREIGN, worker.foreign.waiting, *labels, "waiting")
+
+
+def _signals(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
+    age = worker.metrics_age_s
+    put(catalogue.WORKER_SCRAPE_AGE, worker.joined_s if age is None else age, *labels)
+    put(catalogue.WORKER_SCRAPE_FAILURES, worker.scrape_failures, *labels)
+    put(catalogue.WORKER_TRUST, worker.confidence, *labels)
+    put(catalogue.WORKER_DIVERGING, worker.complaint is not None, *labels)
+    put(catalogue.WORKER_BLOCKS, worker.blocks, *labels, "events")
+    put(catalogue.WORKER_BLOCKS, worker.assumed_blocks, *labels, "assumed")
+    metrics = worker.metrics
+    if metrics is not None:
+        put(catalogue.WORKER_ENGINE, metrics.running, *labels, "running")
+        put(catalogue.WORKER_ENGINE, metrics.waiting, *labels, "waiting")
+        put(catalogue.WORKER_KV_USAGE, metrics.kv_usage, *labels)
+
+
+def _events(worker: WorkerSnapshot, stream: KvStream, labels: tuple[str, str], put: _Put) -> None:
+    put(catalogue.WORKER_COMPLETE, worker.kv_trusted, *labels)
+    put(catalogue.WORKER_SUSPENDED, worker.kv_suspended, *labels)
+    put(catalogue.WORKER_EVENT_AGE, worker.event_age_s, *labels)
+    put(catalogue.WORKER_ORPHANS, worker.faults.orphans, *labels)
+    put(catalogue.WORKER_UNKNOWN_REMOVES, worker.faults.unknown_removes, *labels)
+    put(catalogue.WORKER_MESSAGES, stream.messages, *labels)
+    put(catalogue.WORKER_GAPS, stream.gaps, *labels)
+    put(catalogue.WORKER_REPLAYS, stream.replays, *labels)
+    put(catalogue.WORKER_RESETS, stream.resets, *labels)
+    put(catalogue.WORKER_EVENT_LAG, stream.lag_s, *labels)
