@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from extproc.core.hashing import prompt_chain, token_array
 from extproc.core.prefix_classes import PrefixClass, PrefixClasses
+from extproc.core.types import Completion, LengthSource, Outcome
+from tests.core.test_router import make_router
+from tests.support.core import request
 
 BLOCK = 16
 GROUP = ("default", "tiny")
@@ -202,3 +205,38 @@ def test_any_traffic_is_judged_the_same_each_time(prompts, max_nodes):
         return found
 
     assert run() == run()
+
+
+# --- in the router ---------------------------------------------------------------------------------------
+
+
+def decided(router, tokens, now, **fields):
+    decision = router.schedule(request(tokens, **fields), now)
+    router.release(decision.lease_id, Completion(Outcome.FINISHED, output_tokens=900), now)
+    return decision
+
+
+def test_a_decision_has_the_class_of_its_prompt():
+    router, traffic = make_router(), Traffic()
+    document = traffic.text("document", 500)
+    found = [decided(router, document + traffic.fresh(60), float(now)).request for now in range(3)]
+    assert [ask.prompt_class for ask in found] == [UNIQUE, DOCUMENT, DOCUMENT]
+
+
+def test_what_the_client_says_goes_before_what_was_learned_and_teaches_all_the_same():
+    router, traffic = make_router(), Traffic()
+    document = traffic.text("document", 500)
+    said = decided(router, document + traffic.fresh(60), 1.0, prompt_class="rag-set")
+    assert said.request.prompt_class == "rag-set"
+    assert decided(router, document + traffic.fresh(60), 2.0).request.prompt_class == DOCUMENT
+
+
+def test_what_is_routed_by_load_has_no_class():
+    assert decided(make_router(), [], 1.0, prompt_tokens=500, load_only="budget").request.prompt_class == ""
+
+
+def test_lengths_are_learned_by_class():
+    router, traffic = make_router(), Traffic()
+    for number in range(20):
+        last = decided(router, traffic.fresh(100), float(number), max_output=None)
+    assert (last.output.source, last.output.expected) == (LengthSource.CLASS, 900.0)
