@@ -20,7 +20,8 @@ class HttpRequest:
     `path` includes the query. `body_seen` is False when the gateway does not show bodies to us (or not
     whole): `body` is then empty, which says nothing. `subset`: endpoints the gateway restricts us to, None =
     all; an entry may lack the port (see `endpoint_picker.match_subset`). `trace_parent`: W3C traceparent
-    of the span ours belongs under, `trace_state` what came with it. `override`: wanted endpoints, comma-separated; only in test mode.
+    of the span ours belongs under, `trace_state` what came with it. `override`: wanted endpoints,
+    comma-separated; only in test mode.
     `metadata` and `attributes`: what the gateway's own filters say, as far as it is configured.
     """
 
