@@ -105,6 +105,11 @@ def html_report(
     parts += _knee_section(results, policies, knee_ttft_ms)
     for load, group in _by_load(results):
         parts += _load_section(load, group, policies)
+    return page(title, parts)
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """A self-contained page, light or dark as the reader's system is. `parts` are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -135,8 +140,8 @@ def _load_section(load: str, group: Sequence[Result], policies: Sequence[str]) -
     return [
         f"<h2>{escape(load)}</h2>",
         _table(group),
-        _legend([name for name in policies if dict(series).get(name)], policies),
-        _pair(f"<h3>Time to first token</h3>{cdf}", f"<h3>Prefix-cache hits</h3>{cached}"),
+        legend([name for name in policies if dict(series).get(name)], policies),
+        pair(f"<h3>Time to first token</h3>{cdf}", f"<h3>Prefix-cache hits</h3>{cached}"),
         "<h3>Load over time: KV blocks of decoding sequences, by worker</h3>",
         f'<div class="grid2">{"".join(_load_chart(r, group) for r in group)}</div>',
     ]
@@ -207,12 +212,13 @@ def _knee_section(results: Sequence[Result], policies: Sequence[str], knee_ttft_
     head = f"<thead><tr><th>policy</th><th>{escape(limit)}</th></tr></thead>"
     return [
         "<h2>Rising load</h2>",
-        _legend(policies, policies),
-        _pair(chart, f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'),
+        legend(policies, policies),
+        pair(chart, f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'),
     ]
 
 
-def _pair(left: str, right: str) -> str:
+def pair(left: str, right: str) -> str:
+    """Two pieces of HTML beside each other, where there is room."""
     return f'<div class="grid2"><div>{left}</div><div>{right}</div></div>'
 
 
@@ -274,7 +280,8 @@ def _plain(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _legend(shown: Sequence[str], policies: Sequence[str]) -> str:
+def legend(shown: Sequence[str], policies: Sequence[str]) -> str:
+    """Names with their colours: a name's colour is that of its place in `policies`."""
     items = "".join(
         f'<li><i class="b{policies.index(name) % COLOURS}"></i>{escape(name)}</li>' for name in shown
     )
