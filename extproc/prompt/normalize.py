@@ -13,6 +13,7 @@ Everything else keeps its bytes, whatever its spelling.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from extproc.prompt.normalize_text import Counts, TextRules, normalize_text
@@ -21,6 +22,14 @@ from extproc.protocol.json_edit import Edit, JsonEditError, JsonKind, JsonValue,
 from extproc.protocol.openai import RequestKind
 
 _TEXT_PARTS = frozenset({"text", "input_text"})
+
+
+class NormalizationMode(StrEnum):
+    """Whether bodies are changed, or only looked at."""
+
+    DISABLED = "disabled"
+    DRY_RUN = "dry-run"
+    APPLY = "apply"
 
 
 @dataclass(frozen=True, slots=True)
