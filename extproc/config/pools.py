@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.base import Seconds, Section
+from extproc.config.normalization import Normalization
 
 
 class KvEvents(Section):
@@ -107,3 +108,4 @@ class Pool(Section):
     block_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="tokens per KV block until an engine tells; null: claim nothing until then"
     )
+    normalization: Normalization = Field(default_factory=Normalization)

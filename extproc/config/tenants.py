@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from extproc.config.base import Section
 from extproc.core.salting import Salter
 from extproc.core.tenancy import EVERYTHING, Isolation, TenantBook, TenantPolicy
+from extproc.prompt.normalize import NormalizationMode
 from extproc.protocol.addresses import AddressError, parse_address
 from extproc.protocol.tenant_identity import (
     JWT_NAMESPACE,
@@ -77,6 +78,9 @@ class Tenant(Section):
     weight: Annotated[float, Field(gt=0)] = Field(1.0, description="its share beside other tenants")
     cold_quota: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="share of the places for cold requests it may take; null: no limit of its own"
+    )
+    normalization: NormalizationMode | None = Field(
+        None, description="its prompts: disabled, dry-run or apply; null: as the pool says"
     )
 
     @model_validator(mode="after")
