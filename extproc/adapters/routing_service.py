@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
+from extproc.adapters.telemetry.recorder import Telemetry
+from extproc.adapters.telemetry.stages import DECIDE, PARSE, Stages
 from extproc.core.errors import NoEndpointError
 from extproc.core.namespace import Namespace
 from extproc.core.outcomes import Released
@@ -68,6 +70,7 @@ class WarmRoutingService:
         fallback_count: how many endpoints a decision names.
         session_header: request header that names the session.
         policy_header: request header that may choose the policy; None: none may.
+        telemetry: watches; None: one that nobody reads.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class WarmRoutingService:
         fallback_count: int,
         session_header: str = "x-session-id",
         policy_header: str | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._router = router
+        self._telemetry = telemetry or Telemetry(clock)
         self._pools = dict(pools)
         self._default = next(iter(pools.values()))
         self._log = log
@@ -92,6 +97,13 @@ class WarmRoutingService:
 
     async def route(self, request: HttpRequest) -> Route | Reject | PassThrough:
         """See `RoutingService`."""
+        stages = self._telemetry.begin()
+        answer = await self._route(request, stages)
+        if isinstance(answer, Reject):
+            self._telemetry.rejected(request, answer, stages)
+        return answer
+
+    async def _route(self, request: HttpRequest, stages: Stages) -> Route | Reject | PassThrough:
         try:
             parsed = self._parse(request)
         except BadRequest as error:
@@ -99,14 +111,15 @@ class WarmRoutingService:
                 Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
             )
         pool = self._pool_of(parsed.model)
+        stages.mark(PARSE)
         try:
-            ask = await self._describe(request, parsed, pool)
+            ask = await self._describe(request, parsed, pool, stages)
         except BadRequest as error:
             return self._rejected(
                 Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
             )
         try:
-            decision = self._router.schedule(ask, self._clock())
+            decision = self._router.schedule(ask, self._clock(), stages.mark)
         except NoEndpointError as error:
             return self._rejected(no_ready_endpoint(f"{error}; try again later."))
         self.counters.routed += 1
@@ -116,7 +129,9 @@ class WarmRoutingService:
         endpoints = fallbacks(decision, self._fallback_count)
         if request.override is not None:
             endpoints = self._overridden(request.override)
-        return Route(endpoints, decision.lease_id, self._headers(decision))
+        stages.mark(DECIDE)
+        watched = self._telemetry.decided(request, decision, stages)
+        return Route(endpoints, decision.lease_id, {**self._headers(decision), **watched})
 
     def first_body(self, lease_id: str) -> None:
         """See `RoutingService`."""
@@ -158,6 +173,7 @@ class WarmRoutingService:
                     self.counters.mispredicted += 1
             if one.completion.outcome is Outcome.LOST:
                 self.counters.lost += 1
+            self._telemetry.finished(one)
             self._log.write(one)
 
     # --- inside ------------------------------------------------------------------------------------
@@ -174,7 +190,7 @@ class WarmRoutingService:
         return self._default
 
     async def _describe(
-        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext
+        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext, stages: Stages
     ) -> RoutingRequest:
         model = parsed.model or ""
         ask = RoutingRequest(
@@ -201,7 +217,7 @@ class WarmRoutingService:
         if pool.prompts is None:
             ask.load_only = "no-tokenizer"
             return ask
-        encoded = await pool.prompts.encode(parsed)
+        encoded = await pool.prompts.encode(parsed, stages)
         if isinstance(encoded, LoadOnly):
             ask.load_only = encoded.reason
             return ask
