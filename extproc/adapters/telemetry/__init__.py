@@ -14,5 +14,6 @@ at any time (load, trust, the age of signals) is read when somebody asks (`state
 | `otlp_metrics` | all of it to an OpenTelemetry collector |
 | `attributes`, `spans` | traces |
 | `setup` | what the `OTEL_*` variables ask for |
+| `running` | from start to end |
 | `recorder` | the one object the rest of the service talks to |
 """

@@ -1,5 +1,6 @@
-"""The one object through which the rest of the service is observed."""
+"""The one object through which the rest of the service is observed. No fault in here reaches a request."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +17,8 @@ from extproc.core.kv_lifetimes import BlockLifetimes
 from extproc.core.outcomes import Released
 from extproc.core.types import Decision, KvEvent, WorkerId
 from extproc.protocol.rejections import Reject
+
+_log = logging.getLogger("warmroute.telemetry")
 
 
 class Telemetry:
@@ -37,6 +40,7 @@ class Telemetry:
         self._spans = spans
         self._lifetimes = BlockLifetimes()
         self._state: StateCollector | None = None
+        self.faults = 0
         self.registry: CollectorRegistry = new_registry()
         self.metrics = RequestMetrics(self.registry, ServedModels(is_base_model))
 
@@ -57,29 +61,47 @@ class Telemetry:
 
     def decided(self, http: HttpRequest, decision: Decision, stages: Stages) -> Mapping[str, str]:
         """It was routed. Returns headers to send along with it."""
-        self.metrics.decided(decision, stages)
-        if self._state is not None:
-            routed = self._state.routed
-            routed[decision.chosen.worker] = routed.get(decision.chosen.worker, 0) + 1
-        return {} if self._spans is None else self._spans.decided(http, decision, stages)
+        try:
+            self.metrics.decided(decision, stages)
+            if self._state is not None:
+                self._state.count_routed(decision.chosen.worker)
+            return {} if self._spans is None else self._spans.decided(http, decision, stages)
+        except Exception:
+            self._fault("a decision")
+            return {}
 
     def rejected(self, http: HttpRequest, reject: Reject, stages: Stages) -> None:
         """It was refused."""
-        self.metrics.rejected(reject.why)
-        if self._spans is not None:
-            self._spans.rejected(http, reject, stages)
+        try:
+            self.metrics.rejected(reject.why)
+            if self._spans is not None:
+                self._spans.rejected(http, reject, stages)
+        except Exception:
+            self._fault("a refusal")
 
     def finished(self, released: Released) -> None:
         """It has ended."""
-        trace_id = None if self._spans is None else self._spans.finished(released, time.time_ns())
-        self.metrics.finished(released, trace_id)
+        try:
+            trace_id = None if self._spans is None else self._spans.finished(released, time.time_ns())
+            self.metrics.finished(released, trace_id)
+        except Exception:
+            self._fault("the end of a request")
 
     # --- KV events ---------------------------------------------------------------------------------
 
     def kv_events(self, worker: WorkerId, pool: str, events: Sequence[KvEvent]) -> None:
         """A worker of `pool` told what it stored and removed."""
-        self.metrics.evicted(pool, self._lifetimes.apply(worker, events, self._clock()))
+        try:
+            self.metrics.evicted(pool, self._lifetimes.apply(worker, events, self._clock()))
+        except Exception:
+            self._fault("KV events")
 
     def kv_forgotten(self, worker: WorkerId) -> None:
         """What the worker told before no longer holds, or it has left."""
         self._lifetimes.forget(worker)
+
+    def _fault(self, what: str) -> None:
+        """Say it the first time; a fault that repeats with every request would flood the log."""
+        self.faults += 1
+        if self.faults == 1:
+            _log.exception("%s could not be recorded; requests are not affected", what)

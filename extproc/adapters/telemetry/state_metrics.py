@@ -69,11 +69,15 @@ class StateSources:
 
 
 class StateCollector(Collector):
-    """Registered with a `CollectorRegistry`. `routed` counts requests by worker, for the members only."""
+    """Registered with a `CollectorRegistry`."""
 
     def __init__(self, sources: StateSources) -> None:
         self._sources = sources
-        self.routed: dict[WorkerId, int] = {}
+        self._routed: dict[WorkerId, int] = {}  # requests by worker, of members only
+
+    def count_routed(self, worker: WorkerId) -> None:
+        """A request was sent to `worker`."""
+        self._routed[worker] = self._routed.get(worker, 0) + 1
 
     def describe(self) -> Iterable[Family]:
         """The families without samples, so that registering asks nobody for figures."""
@@ -92,12 +96,12 @@ class StateCollector(Collector):
         for pool in state.pools:
             _pool(pool, state, put)
         members = {worker.worker for worker in state.workers}
-        for gone in [worker for worker in self.routed if worker not in members]:
-            del self.routed[gone]
+        for gone in [worker for worker in self._routed if worker not in members]:
+            del self._routed[gone]
         streams = self._sources.kv_streams()
         for worker in state.workers:
             labels = (worker.pool, str(worker.worker))
-            put(catalogue.WORKER_ROUTED, self.routed.get(worker.worker, 0), *labels)
+            put(catalogue.WORKER_ROUTED, self._routed.get(worker.worker, 0), *labels)
             _load(worker, labels, put)
             _signals(worker, labels, put)
             stream = streams.get(worker.worker)
