@@ -157,7 +157,8 @@ class CandidateBuilder:
             capacity = metrics.num_gpu_blocks * block_size
             unused = max(0, capacity - self.index.resident_blocks(state.id) * block_size)
         running = load.sequences + foreign.running
-        held = load.context_tokens
+        # Full blocks that prompts have in common are held once; the index tells them apart.
+        held = load.private_tokens + (block_size or 0) * self.index.reserved_blocks(state.id)
         if capacity is not None and metrics is not None and metrics.kv_usage is not None:
             # Requests that share a prefix hold it once; what was sent since the scrape is not in its count.
             held = min(held, round(metrics.kv_usage * capacity) + round(load.queued_prefill_tokens))
@@ -181,6 +182,8 @@ class CandidateBuilder:
                 capacity_tokens=capacity,
                 unused_tokens=unused,
                 reuse=self.learned.reuse.of(state.member.pool),
+                beside=self.ledger.steps_beside(state.id, output.expected, now)
+                + foreign.running * output.expected,
             ),
         )
         return Candidate(

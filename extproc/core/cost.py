@@ -3,17 +3,20 @@
     queue   = overhead + per_sequence * n                                  [the step it has to wait for]
               + prefill admitted ahead of it and not computed yet           [our own leases]
               + requests waiting there that are not ours * prefill of ours  [the engine's count beyond them]
+              + loading the adapter, where it is not on the GPU             [see `extproc.core.adapter_slots`]
     prefill = per_token * uncovered + per_mpair * attention pairs           [see `extproc.core.ttft_model`]
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
-    decode  = output * (per_sequence * n + per_1k_context * context / 1000)            [they slow us]
-              + output * n * (per_sequence + per_1k_context * prompt / 1000)           [we slow them]
+    decode  = per_sequence * beside + output * per_1k_context * context / 1000         [they slow us]
+              + beside * (per_sequence + per_1k_context * prompt / 1000)               [we slow them]
               + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
               + eviction * reuse * evicted * per_token                      [warm prefixes that have to go]
 
 evicted is how many tokens of other prefixes must leave the cache for this request's new blocks; reuse, the
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
-n is the number of sequences running there; sizes are tokens. Source of the shape: prefill is compute
+n is the number of sequences running there; beside, the decode steps we share with each of them, summed: for
+ours the shorter of what we and they are expected to generate yet (see `extproc.core.decode_clock`), for
+others' all of our output. Sizes are tokens. Source of the shape: prefill is compute
 bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
 context, so its time grows with the batch and with the context read (the usual roofline argument).
 """
@@ -42,6 +45,8 @@ class CostSettings:
             by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
         expected_output_tokens: generated tokens per request until learned.
         eviction: how much of the expected loss by eviction is charged to the request that evicts.
+        adapter_load_ms: time to bring an adapter to the GPU. A guess for small ones: a rank-16 LoRA of an 8B
+            model is some 50 MB.
         tie_ms: costs closer than this (or than 2 %) are equal.
         max_extra_ttft_ms: a warm worker may be worse than the best cold one by this much predicted TTFT.
         max_warm_wait_ms: with a longer queue, warmth no longer counts against a faster cold worker.
@@ -59,6 +64,7 @@ class CostSettings:
     interference: float = 0.25
     expected_output_tokens: float = 128.0
     eviction: float = 1.0
+    adapter_load_ms: float = 20.0
     tie_ms: float = 1.0
     max_extra_ttft_ms: float = 20_000.0
     max_warm_wait_ms: float = 60_000.0
@@ -106,6 +112,8 @@ class WorkerFacts:
     step: StepCoefficients
     unused_tokens: int | None = None  # room in the cache that holds nothing yet
     reuse: float = 0.0
+    adapter_ms: float = 0.0  # until the request's adapter is on the GPU
+    beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +139,16 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         ttft.wait_ms(worker.sequences)
         + worker.queued_prefill_ms
         + worker.foreign_waiting * ttft.prefill_ms(request.prompt_tokens, 0)
+        + worker.adapter_ms
     )
     output = request.expected_output * request.sequences
     step = worker.step
     per_token = step.per_1k_context_ms / 1000.0
+    beside = output * worker.sequences if worker.beside is None else worker.beside * request.sequences
     decode_ms = (
-        output * (step.per_sequence_ms * worker.sequences + per_token * worker.context_tokens)
-        + output * worker.sequences * (step.per_sequence_ms + per_token * request.prompt_tokens)
+        step.per_sequence_ms * beside
+        + output * per_token * worker.context_tokens
+        + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
         + settings.interference * (worker.sequences + 1) * prefill_ms
     )
     kv_risk_ms = 0.0

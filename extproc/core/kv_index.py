@@ -273,6 +273,11 @@ class KvIndex:
             engine.malformed,
         )
 
+    def reserved_blocks(self, worker: WorkerId) -> int:
+        """Different blocks that open requests at the worker use; 0 for an unknown worker."""
+        entry = self._workers.get(worker)
+        return 0 if entry is None else len(entry.reserved)
+
     def stats(self, worker: WorkerId | None = None) -> IndexStats:
         """Size and health of one worker's part (zero if it is not tracked), or of the whole index."""
         if worker is not None:

@@ -79,6 +79,6 @@ class Learned:
         # Load changes while a request decodes; the mean of its two ends stands for it.
         self.steps.of(request.pool).observe(
             sequences=(chosen.sequences + 1 + load.sequences) / 2,
-            context_tokens=(chosen.context_tokens + request.prompt_tokens + load.context_tokens + tokens) / 2,
+            context_tokens=(chosen.context_tokens + request.prompt_tokens + load.context_tokens) / 2,
             tpot_ms=decoding_ms / (tokens - 1),
         )

@@ -13,7 +13,7 @@ An answer that was cut at its limit says only that the true length is not below 
 as the present expectation, whichever is more, so that many small limits do not make the rest look short.
 
 Tokens, per sequence; seconds. Defaults: window 64, enough 8, memory 6 hours, prior from
-`CostSettings.expected_output_tokens` (128), 4,096 keys (the one longest without a sample is forgotten first).
+`CostSettings.expected_output_tokens` (128), 1,024 keys (the one longest without a sample is forgotten first).
 """
 
 import math
@@ -26,7 +26,7 @@ from extproc.core.types import LengthEstimate, LengthSource, RoutingRequest
 WINDOW = 64
 ENOUGH = 8
 MEMORY_S = 6 * 3600.0
-MAX_KEYS = 4096
+MAX_KEYS = 1024
 HIGH = 0.9
 _PRIOR_HIGH = 4.0  # times the expected length
 

@@ -91,7 +91,7 @@ class Router:
         self._new_lease_id = new_lease_id
         self._pools = dict(pools)
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
-        self.ledger = LoadLedger()
+        self.ledger = LoadLedger(self._tpot_ms)
         self.index = KvIndex()
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
@@ -172,7 +172,7 @@ class Router:
 
     def on_progress(self, lease_id: str, tokens: int, now: float) -> None:
         """`tokens` more were generated: the request is alive."""
-        self.ledger.progress(lease_id, tokens)
+        self.ledger.progress(lease_id, tokens, now)
         lease = self.ledger.get(lease_id)
         if lease is not None:
             lease.expires_at = now + self.settings.lease_expiry_s
@@ -306,6 +306,14 @@ class Router:
         return self._release_lost(expired, "no access log entry came", now)
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _tpot_ms(self, worker: WorkerId, sequences: float, context_tokens: float) -> float | None:
+        state = self.table.get(worker)
+        if state is None:
+            return None
+        others = 0 if state.foreign is None else state.foreign.running
+        steps = self.learned.steps.of(state.member.pool).coefficients
+        return steps.tpot_ms(sequences + others, context_tokens)
 
     def _shadows(
         self, request: RoutingRequest, candidates: Sequence[Candidate], tie_seed: int

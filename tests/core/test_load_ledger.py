@@ -51,7 +51,7 @@ def test_first_token_ends_prefill_once():
 def test_generated_tokens_are_load():
     ledger = LoadLedger()
     admit(ledger, "a", prompt_tokens=100)
-    ledger.progress("a", 40)
+    ledger.progress("a", 40, 0.0)
     assert ledger.load(worker(), 0.0).context_tokens == 140
 
 
@@ -75,6 +75,11 @@ def test_one_lease_per_id():
     admit(ledger, "a")
     with pytest.raises(ValueError, match="open already"):
         admit(ledger, "a", n=1)
+
+
+def unfinished(lease, now):
+    whole = lease.prefill_end - lease.prefill_start
+    return lease.unfinished_prefill_s(now) / whole if whole > 0.0 else 1.0
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -117,7 +122,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(lease=leases, tokens=st.integers(-5, 50))
     def progress(self, lease, tokens):
-        self.ledger.progress(lease, tokens)
+        self.ledger.progress(lease, tokens, self.now)
         if lease in self.open:
             self.open[lease][1] += max(0, tokens)
 
@@ -148,9 +153,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert load.queued_prefill_ms >= 0.0
             assert load.queued_prefill_tokens == pytest.approx(
                 sum(
-                    lease.uncovered_tokens * left / (lease.prefill_end - lease.prefill_start)
+                    lease.uncovered_tokens * unfinished(lease, self.now)
                     for lease in self.ledger.leases(worker(n))
-                    if (left := lease.unfinished_prefill_s(self.now)) > 0.0
+                    if lease.first_token_at is None and lease.prefill_end > self.now
                 ),
                 abs=1e-6,
             )

@@ -1,0 +1,207 @@
+r"""How far the sequences on one worker have come with decoding, as expected without a signal.
+
+Theory of operation
+-------------------
+Continuous batching gives every decoding sequence one token per step, so one number per worker stands for the
+progress of all of them: the steps it is expected to have made,
+
+    steps(now) = steps(then) + (now - then) / tpot(sequences, context)
+
+with the learned time per output token (`extproc.core.step_model`), set anew whenever the load changes. A
+sequence has generated `steps - start` tokens, `start` being the count when its prefill ended; their sum over
+all sequences is kept, not computed. A progress signal moves `start`, so that what was reported is true from
+then on.
+
+A sequence is expected to end at step `end = start + expected length`. One that goes on past it is one of the
+longer ones: its length is then taken to be the high estimate, and after that twice what it was, at most its
+limit. At the limit it has ended, and only the news of it is missing: it grows no further.
+
+    state \ event   announce     start         correct    end reached      stop
+    new             -> waiting   -> decoding
+    waiting                      -> decoding   decoding   end moves        -> gone
+    decoding                     (ignored)     decoding   end moves, or    -> gone
+                                                          -> full
+    full                         (ignored)     decoding                    -> gone
+
+Reading at any time changes no answer: due changes are worked off in the order and as of the time they were
+due. Steps and tokens are real numbers; times are seconds, `tpot_ms` milliseconds.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from extproc.core.types import LengthEstimate
+
+LONGEST = 32_768.0  # tokens, of a sequence without a limit: nothing that is still open grows without bound
+_POINTS = (0.125, 0.375, 0.625, 0.875)
+_SHORTEST = 1.0
+_MIN_TPOT_MS = 0.1  # a fit may come out near zero; time does not stand still
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """The sequences of one request, as a worker's clock sees them. Mutable; owned by the clock."""
+
+    sequences: int
+    expected: float  # tokens, per sequence
+    high: float
+    limit: float
+    length: float  # tokens each is now taken to become
+    start: float | None = None  # step at which decoding began; None: waiting
+    end: float = 0.0  # step at which it is expected to end
+    full: bool = False
+
+    @classmethod
+    def of(cls, sequences: int, output: LengthEstimate | None, limit: int | None) -> "Run":
+        """A run that has not begun. Without an estimate it is taken to be as short as can be."""
+        bound = float(limit) if limit is not None else LONGEST
+        expected = _SHORTEST if output is None else max(_SHORTEST, output.expected)
+        high = expected if output is None else max(expected, output.high)
+        length = min(expected, bound)
+        return cls(sequences, length, min(high, bound), max(bound, _SHORTEST), length)
+
+
+class DecodeClock:
+    """One worker. See the module."""
+
+    __slots__ = ("_at", "_decoding", "_ends", "_full_tokens", "_owners", "_starts", "_steps", "_tpot_ms")
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._steps = 0.0
+        self._tpot_ms = math.inf
+        self._decoding = 0  # sequences that grow
+        self._starts = 0.0  # sum of their starts
+        self._full_tokens = 0.0  # of those that do not grow any more
+        self._ends: list[float] = []  # one per sequence, ascending
+        self._owners: list[Run] = []
+
+    @property
+    def decoding(self) -> int:
+        """Sequences that grow with each step."""
+        return self._decoding
+
+    def pace(self, tpot_ms: float | None, now: float) -> None:
+        """From now on a step takes so long; None: not known, nothing progresses without a signal."""
+        self.advance(now)
+        self._tpot_ms = math.inf if tpot_ms is None else max(_MIN_TPOT_MS, tpot_ms)
+
+    def announce(self, run: Run, now: float, wait_s: float) -> None:
+        """A run is to begin decoding in `wait_s` seconds."""
+        self.advance(now)
+        run.end = self._steps + self._in(wait_s) + run.expected
+        self._insert(run)
+
+    def start(self, run: Run, at: float) -> None:
+        """Its prefill ended at `at`."""
+        if run.start is not None:
+            return
+        self.advance(at)
+        self._remove(run)
+        run.start = self._steps
+        run.end = run.start + run.length
+        self._decoding += run.sequences
+        self._starts += run.sequences * run.start
+        self._insert(run)
+
+    def correct(self, run: Run, generated: float, now: float) -> None:
+        """Its sequences have generated `generated` tokens each, whatever was expected. It must have begun."""
+        if run.start is None:
+            return
+        self.advance(now)
+        start = self._steps - generated
+        if run.full:
+            self._full_tokens -= run.sequences * run.limit
+            run.full = False
+            self._decoding += run.sequences
+            self._starts += run.sequences * start
+        else:
+            self._starts += run.sequences * (start - run.start)
+            self._remove(run)
+        run.limit = max(run.limit, generated)
+        run.start, run.end = start, start + run.length
+        self._insert(run)
+
+    def stop(self, run: Run, now: float) -> None:
+        """It has ended."""
+        self.advance(now)
+        if run.full:
+            self._full_tokens -= run.sequences * run.limit
+            return
+        self._remove(run)
+        if run.start is not None:
+            self._shrink(run, run.start)
+
+    def generated(self, run: Run, now: float) -> float:
+        """Tokens each of its sequences is expected to have generated."""
+        self.advance(now)
+        if run.start is None:
+            return 0.0
+        return min(run.limit, max(0.0, self._steps_at(now) - run.start))
+
+    def tokens(self, now: float) -> float:
+        """Generated by all sequences here, ended ones not counted."""
+        self.advance(now)
+        growing = self._steps_at(now) * self._decoding - self._starts
+        return max(0.0, growing) + max(0.0, self._full_tokens)
+
+    def beside(self, length: float, now: float) -> float:
+        """Steps that a sequence of `length` tokens shares with each of those here, summed over them.
+
+        The sum of min(length, what remains of it) over all sequences, as the mean over four points of the
+        number of sequences still there times `length`: no sum over sequences is needed, and another sequence
+        never makes it less.
+        """
+        self.advance(now)
+        steps, ends = self._steps_at(now), self._ends
+        return (
+            length * sum(len(ends) - bisect_right(ends, steps + length * p) for p in _POINTS) / len(_POINTS)
+        )
+
+    def advance(self, now: float) -> None:
+        """Work off what is due. Changes no answer."""
+        if now > self._at:
+            self._steps, self._at = self._steps_at(now), now
+        ends = self._ends
+        while ends and ends[0] <= self._steps:
+            self._passed(self._owners[0])
+
+    def _passed(self, run: Run) -> None:
+        """`run` was expected to have ended by now."""
+        self._remove(run)
+        if run.start is None:
+            run.end += run.expected * (math.floor((self._steps - run.end) / run.expected) + 1)
+        elif run.length >= run.limit:
+            run.full = True
+            self._full_tokens += run.sequences * run.limit
+            self._shrink(run, run.start)
+            return
+        else:
+            run.length = min(run.limit, max(run.high, 2.0 * run.length))
+            run.end = run.start + run.length
+        self._insert(run)
+
+    def _shrink(self, run: Run, start: float) -> None:
+        self._decoding -= run.sequences
+        self._starts -= run.sequences * start
+        if not self._decoding:
+            self._starts = 0.0  # nothing of what rounding left stays
+
+    def _steps_at(self, now: float) -> float:
+        return self._steps + self._in(max(0.0, now - self._at))
+
+    def _in(self, seconds: float) -> float:
+        return seconds * 1000.0 / self._tpot_ms
+
+    def _insert(self, run: Run) -> None:
+        index = bisect_right(self._ends, run.end)
+        self._ends[index:index] = [run.end] * run.sequences
+        self._owners[index:index] = [run] * run.sequences
+
+    def _remove(self, run: Run) -> None:
+        index = bisect_left(self._ends, run.end)
+        while index < len(self._ends) and self._owners[index] is not run:
+            index += 1
+        del self._ends[index : index + run.sequences]
+        del self._owners[index : index + run.sequences]
