@@ -80,6 +80,8 @@ def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[s
         "block_size": candidate.block_size,
         "metrics_age_s": _ms(candidate.metrics_age_s),
         "confidence": round(candidate.confidence, 3),
+        "doubtful_tokens": candidate.doubtful_tokens,
+        "odds": round(candidate.odds, 3),
         "position": candidate.position,
         "draw": draw,
         "facts": facts,

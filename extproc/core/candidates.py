@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
+from extproc.core.doubts import Doubts
 from extproc.core.hashing import prompt_chain
-from extproc.core.kv_index import KvIndex
+from extproc.core.kv_index import KvIndex, Match
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.prefix_classes import PrefixClasses
@@ -25,14 +28,40 @@ class PoolFacts:
         model_revision: seeds the pool's hash chains, as does `tokenizer_revision`.
         tokenizer_revision: see there.
         block_size: tokens per block of a worker that has not told its own; None = claim no prefix.
+        learn_revision: workers tell their model revision themselves; `model_revision` is only the requests'.
+        tokenizer_revisions: by model revision, where it is another than `tokenizer_revision`.
     """
 
     model_revision: str = ""
     tokenizer_revision: str = ""
     block_size: int | None = None
+    learn_revision: bool = False
+    tokenizer_revisions: Mapping[str, str] = field(default_factory=dict)
+
+    def tokenizer_of(self, revision: str | None) -> str:
+        """The tokenizer revision that belongs to a model revision."""
+        return self.tokenizer_revisions.get(revision or "", self.tokenizer_revision)
 
 
 NOTHING_CONFIGURED = PoolFacts()
+
+
+class Hit(NamedTuple):
+    """What one worker has of a prompt, in tokens: predicted on the GPU and in slower tiers, and doubted."""
+
+    cached: int
+    offloaded: int
+    doubtful: int
+    odds: float  # share of `doubtful` to count on
+
+    def plus(self, other: "Hit") -> "Hit":
+        """Together with the hit of another prompt of the same request."""
+        doubtful = self.doubtful + other.doubtful
+        odds = (self.doubtful * self.odds + other.doubtful * other.odds) / doubtful if doubtful else 1.0
+        return Hit(self.cached + other.cached, self.offloaded + other.offloaded, doubtful, odds)
+
+
+_NOTHING = Hit(0, 0, 0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,8 @@ class CandidateBuilder:
     index: KvIndex
     learned: Learned
     trust: TrustBook
+    doubts: Doubts
+    adapters: AdapterSlots
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
     stale_after_s: float
@@ -63,7 +94,7 @@ class CandidateBuilder:
 
         `mark` is told when `match` (hashing the prompt and looking it up) is over.
         """
-        hits, chains = self._match(request, states)
+        hits, chains = self._match(request, states, now)
         if mark is not None:
             mark("match")
         self._classify(request, chains, now)
@@ -71,7 +102,7 @@ class CandidateBuilder:
         foreign = self._foreign(states, now)
         candidates = [
             self._candidate(
-                request, state, hits.get(state.id, (0, 0)), output, foreign[state.id], position, now
+                request, state, hits.get(state.id, _NOTHING), output, foreign[state.id], position, now
             )
             for position, state in enumerate(states)
         ]
@@ -97,10 +128,10 @@ class CandidateBuilder:
         return {size: _chains(request, size) for size in sorted(sizes)} if request.keyed_prompts else {}
 
     def _match(
-        self, request: RoutingRequest, states: Sequence[WorkerState]
-    ) -> tuple[dict[WorkerId, tuple[int, int]], Chains]:
-        """(cached, offloaded) tokens of each worker that holds a prefix, and the chains that found them."""
-        hits: dict[WorkerId, tuple[int, int]] = {}
+        self, request: RoutingRequest, states: Sequence[WorkerState], now: float
+    ) -> tuple[dict[WorkerId, Hit], Chains]:
+        """What each worker that holds a prefix has of it, and the chains that found that."""
+        hits: dict[WorkerId, Hit] = {}
         chains: Chains = {}
         if not request.keyed_prompts:
             return hits, chains
@@ -111,12 +142,20 @@ class CandidateBuilder:
             for hashes in chains[size]:
                 for match in self.index.match(hashes):
                     if sizes.get(match.worker) == size and match.worker not in suspended:
-                        cached, offloaded = hits.get(match.worker, (0, 0))
-                        hits[match.worker] = (
-                            cached + match.blocks * size,
-                            offloaded + match.offloaded * size,
-                        )
+                        hit = self._believed(match, hashes, size, now)
+                        before = hits.get(match.worker)
+                        hits[match.worker] = hit if before is None else before.plus(hit)
         return hits, chains
+
+    def _believed(self, match: Match, hashes: Sequence[int], size: int, now: float) -> Hit:
+        """What a match is worth when what is doubted is left out of it."""
+        claimed, odds = match.blocks + match.offloaded, 1.0
+        sure = claimed
+        if match.worker in self.doubts:
+            sent = self.index.reserved(match.worker)
+            sure, odds = self.doubts.believed(match.worker, hashes, claimed, sent, now)
+        cached = min(match.blocks, sure)
+        return Hit(cached * size, (sure - cached) * size, (claimed - sure) * size, odds)
 
     def _foreign(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, ForeignLoad]:
         """Requests at each worker that are not ours.
@@ -139,7 +178,7 @@ class CandidateBuilder:
         self,
         request: RoutingRequest,
         state: WorkerState,
-        hit: tuple[int, int],
+        hit: Hit,
         output: LengthEstimate,
         foreign: ForeignLoad,
         position: int,
@@ -147,10 +186,10 @@ class CandidateBuilder:
     ) -> Candidate:
         load = self.ledger.load(state.id, now)
         metrics = state.fresh_metrics(now, self.stale_after_s)
-        cached, offloaded = hit
+        cached, offloaded, doubtful, odds = hit
         uncovered = max(0, request.prompt_tokens - cached - offloaded)
-        confidence = self.trust.confidence(state.id, request.namespace, now) if cached else 1.0
-        believed = round(confidence * cached)
+        confidence = self.trust.confidence(state.id, request.namespace, now) if cached + doubtful else 1.0
+        believed = round(confidence * (cached + odds * doubtful))
         block_size = self.block_size(state)
         capacity = unused = None
         if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
@@ -182,6 +221,9 @@ class CandidateBuilder:
                 capacity_tokens=capacity,
                 unused_tokens=unused,
                 reuse=self.learned.reuse.of(state.member.pool),
+                adapter_ms=self.adapters.load_ms(
+                    state.id, request.namespace.adapter, self.costs.adapter_load_ms
+                ),
                 beside=self.ledger.steps_beside(state.id, output.expected, now)
                 + foreign.running * output.expected,
             ),
@@ -197,6 +239,8 @@ class CandidateBuilder:
             queued_prefill_tokens=load.queued_prefill_tokens,
             metrics_age_s=state.metrics_age_s(now),
             confidence=confidence,
+            doubtful_tokens=doubtful,
+            odds=odds,
             sequences=running,
             context_tokens=load.context_tokens,
             position=position,

@@ -9,14 +9,16 @@ Events and requests meet on the chained hash of `hashing`, seeded by `namespace`
 past, never a proof: eviction may be on its way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_residence import CONFIRMED, RESERVED, BlockStates, EngineBlocks, map_bytes
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, WorkerId
 
 _CHUNK = 64  # blocks looked up and compared in one go
+_NOTHING: Mapping[int, int] = {}
 
 
 class Match(NamedTuple):
@@ -91,10 +93,12 @@ class KvIndex:
 
     Args:
         max_orphans: how many blocks with unknown parent to keep per worker.
+        event_hashes: tells the hashes of stored blocks.
     """
 
-    def __init__(self, *, max_orphans: int = 8192) -> None:
+    def __init__(self, *, max_orphans: int = 8192, event_hashes: EventHashes = event_chain) -> None:
         self._max_orphans = max_orphans
+        self._event_hashes = event_hashes
         self._states = BlockStates()
         self._workers: dict[WorkerId, _Worker] = {}
         self._slots: list[_Worker | None] = []
@@ -113,7 +117,9 @@ class KvIndex:
         if slot == len(self._slots):
             self._slots.append(None)
             self._everyone |= CONFIRMED << 3 * slot
-        engine = EngineBlocks(self._states, slot, model_revision, tokenizer_revision, self._max_orphans)
+        engine = EngineBlocks(
+            self._states, slot, model_revision, tokenizer_revision, self._max_orphans, self._event_hashes
+        )
         self._slots[slot] = self._workers[worker] = _Worker(worker, slot, engine)
 
     def remove_worker(self, worker: WorkerId) -> None:
@@ -148,6 +154,27 @@ class KvIndex:
         entry = self._workers.get(worker)
         if entry is not None:
             entry.engine.clear()
+
+    def confirmed(self, worker: WorkerId) -> Iterator[int]:
+        """Blocks that events say the worker holds, in any tier; the oldest first."""
+        entry = self._workers.get(worker)
+        return iter(()) if entry is None else entry.engine.confirmed()
+
+    def block_of(self, worker: WorkerId, handle: int | bytes) -> int | None:
+        """The block an engine means by `handle`, if it holds it."""
+        entry = self._workers.get(worker)
+        return None if entry is None else entry.engine.block_of(handle)
+
+    def forget(self, worker: WorkerId, handle: int | bytes) -> None:
+        """Drop every copy of what the engine means by `handle`: they are gone, and no event told of it."""
+        entry = self._workers.get(worker)
+        if entry is not None:
+            entry.engine.forget(handle)
+
+    def reserved(self, worker: WorkerId) -> Mapping[int, int]:
+        """Blocks reserved on the worker, with how often; a view."""
+        entry = self._workers.get(worker)
+        return _NOTHING if entry is None else entry.reserved
 
     def reserve(self, worker: WorkerId, hashes: Sequence[int]) -> None:
         """Count blocks as present: a prompt with these blocks has been sent to `worker`.

@@ -18,10 +18,10 @@ group. A model with sliding windows only therefore never counts as warm.
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from extproc.core.kv_chain import event_chain
+from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_orphans import Handle, Orphans
 from extproc.core.types import BlockRemoved, BlockStored, Tier
 
@@ -81,6 +81,7 @@ class EngineBlocks:
     __slots__ = (
         "_confirmed",
         "_copies",
+        "_event_hashes",
         "_group",
         "_handles",
         "_offloaded",
@@ -96,12 +97,19 @@ class EngineBlocks:
     )
 
     def __init__(
-        self, states: BlockStates, slot: int, model_revision: str, tokenizer_revision: str, max_orphans: int
+        self,
+        states: BlockStates,
+        slot: int,
+        model_revision: str,
+        tokenizer_revision: str,
+        max_orphans: int,
+        event_hashes: EventHashes = event_chain,
     ) -> None:
         self._states = states
         self._confirmed = CONFIRMED << 3 * slot
         self._offloaded = OFFLOADED << 3 * slot
         self._revisions = (model_revision, tokenizer_revision)
+        self._event_hashes = event_hashes
         self._handles: dict[Handle, int] = {}
         # Copies of a handle, and of a block over all its handles (an adapter that was loaded again from
         # another path has new handles for the same blocks). Absent: one copy, on the GPU.
@@ -129,6 +137,20 @@ class EngineBlocks:
             gpu += count & _FIELD_MASK
             slower += (count >> _FIELD & _FIELD_MASK) + (count >> 2 * _FIELD)
         return gpu, slower
+
+    def confirmed(self) -> Iterator[int]:
+        """Blocks held in any tier, once for each handle; the oldest first."""
+        return iter(self._handles.values())
+
+    def block_of(self, handle: Handle) -> int | None:
+        """The block behind a handle, if it is held."""
+        return self._handles.get(handle)
+
+    def forget(self, handle: Handle) -> None:
+        """Every copy of a block is gone, and no event told of it."""
+        block = self._handles.get(handle)
+        if block is not None:
+            self._change(handle, block, -self._copies.get(handle, 1))
 
     @property
     def memory_bytes(self) -> int:
@@ -245,7 +267,7 @@ class EngineBlocks:
 
     def _bind(self, event: BlockStored, parent: int | None) -> Sequence[tuple[Handle, int]]:
         """Count one copy more of each block of `event`; the blocks with their hashes."""
-        blocks = event_chain(event, parent, *self._revisions)
+        blocks = self._event_hashes(event, parent, *self._revisions)
         if blocks is None:
             self.malformed += 1
             return ()

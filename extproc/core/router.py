@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.assumed_cache import AssumedCache
 from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, Chains, PoolFacts
 from extproc.core.cost import CostSettings
+from extproc.core.divergence import Audit
+from extproc.core.doubts import Doubts
+from extproc.core.editions import build as build_editions
 from extproc.core.errors import NoEndpointError
+from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import Lease, LoadLedger
@@ -21,6 +26,8 @@ from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.trust import TrustBook, Verdict
 from extproc.core.types import (
+    AllBlocksCleared,
+    BlockStored,
     Candidate,
     Completion,
     Decision,
@@ -32,7 +39,7 @@ from extproc.core.types import (
     ShadowChoice,
     WorkerId,
 )
-from extproc.core.worker_table import MembershipChange, WorkerTable
+from extproc.core.worker_table import MembershipChange, WorkerState, WorkerTable
 
 _LINGER_S = 1.0
 _TIE_BITS = 32
@@ -68,6 +75,7 @@ class Router:
         rng: the only randomness, for ties.
         new_lease_id: makes ids of leases; they must be unguessable where clients are not trusted.
         pools: facts by pool name; a pool that is not named has none.
+        event_hashes: tells the hashes of blocks that KV events are about.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class Router:
         pools: Mapping[str, PoolFacts],
         costs: CostSettings | None = None,
         settings: RouterSettings | None = None,
+        event_hashes: EventHashes = event_chain,
     ) -> None:
         self.settings = settings or RouterSettings()
         self.costs = costs or CostSettings()
@@ -92,10 +101,12 @@ class Router:
         self._pools = dict(pools)
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
         self.ledger = LoadLedger(self._tpot_ms)
-        self.index = KvIndex()
+        self.index = KvIndex(event_hashes=event_hashes)
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
         self.trust = TrustBook()
+        self.doubts = Doubts()
+        self.adapters = AdapterSlots()
         self._lingering: dict[WorkerId, list[tuple[float, Lease]]] = {}
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
@@ -103,6 +114,8 @@ class Router:
             index=self.index,
             learned=self.learned,
             trust=self.trust,
+            doubts=self.doubts,
+            adapters=self.adapters,
             pools=self._pools,
             costs=self.costs,
             stale_after_s=self.settings.stale_after_s,
@@ -133,10 +146,11 @@ class Router:
         Raises:
             NoEndpointError: no ready worker may serve it.
         """
-        states = self.table.ready(request.pool, request.subset, now)
+        ready = self.table.ready(request.pool, request.subset, now)
+        states = self.adapters.eligible(ready, request.namespace.adapter)
         if not states:
             raise NoEndpointError(self._why_nothing_is_ready(request))
-        candidates, chains, output = self._candidates.build(request, states, now, mark)
+        candidates, seen, output = build_editions(self._candidates, request, states, now, mark)
         policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
         tie_seed = self._rng.getrandbits(_TIE_BITS)
         ordered, reason = policy.order(request, candidates, _chance(tie_seed))
@@ -155,12 +169,16 @@ class Router:
             output=output,
         )
         chosen = ordered[0]
+        seen_as, chains = seen.get(chosen.worker, (request, {}))
+        if seen_as is not request:
+            decision = replace(decision, request=seen_as)
         state = self.table.get(chosen.worker)
         if state is None:
             raise NoEndpointError(f"the policy {policy.name} chose {chosen.worker}, not a member")
         reserved = chains.get(chosen.block_size, ()) if chosen.block_size is not None else ()
         for hashes in reserved:
             self.index.reserve(chosen.worker, hashes)
+        self.adapters.on_use(chosen.worker, request.namespace.adapter)
         self.ledger.admit(decision, state.generation, reserved, now, now + self.settings.lease_expiry_s)
         return decision
 
@@ -234,36 +252,66 @@ class Router:
             self._lingering.pop(worker, None)
             self.learned.forget(worker)
             self.trust.forget(worker)
+            self.doubts.clear(worker)
             self._reconciler.forget(worker)
         for worker in change.added:
             state = self.table.get(worker)
             if state is not None:
-                pool = self._pools.get(state.member.pool, NOTHING_CONFIGURED)
-                self.index.add_worker(worker, pool.model_revision, pool.tokenizer_revision)
-        return change, released
+                state.revision = self._revision_of(state)
+                self._index(state)
+        endpoints = {state.id.endpoint for state in self.table.all()}
+        self.adapters.keep(endpoints.__contains__)
+        reseeded = [state.id for state in self.table.all() if self._reseed(state, self._revision_of(state))]
+        return replace(change, reseeded=tuple(reseeded)), released
+
+    def on_models(self, endpoint: str, root: str | None, adapters: Iterable[str]) -> tuple[WorkerId, ...]:
+        """A server told what it serves: what its base model was loaded from, and every adapter it has.
+
+        Returns the workers whose model revision is another than before: all that was known of their caches
+        is forgotten, and their KV events have to be read again from the first.
+        """
+        self.adapters.on_models(endpoint, adapters)
+        reseeded = []
+        for state in self.table.at(endpoint):
+            learns = self._pools.get(state.member.pool, NOTHING_CONFIGURED).learn_revision
+            if learns and state.member.revision is None and self._reseed(state, root):
+                reseeded.append(state.id)
+        return tuple(reseeded)
 
     def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent], now: float) -> None:
         """An engine told what it stored and removed."""
         self.trust.on_events(worker, now)
-        if worker in self.assumed and self.table.get(worker) is not None:
-            self.assumed.drop(worker)
+        state = self.table.get(worker)
+        if state is not None:
+            state.kv_silent = False
+            if worker in self.assumed:
+                self.assumed.drop(worker)
         for event in events:
-            self.index.apply(worker, event)
+            if worker in self.doubts:
+                self._apply_in_doubt(worker, event)
+            else:
+                self.index.apply(worker, event)
         for _, lease in self._lingering.pop(worker, ()):
             self._unreserve(lease)
 
     def on_kv_reset(self, worker: WorkerId) -> None:
         """What the worker held is no longer known."""
         self.trust.forget(worker)
+        self.doubts.clear(worker)
         self.assumed.drop(worker)
         self.index.clear(worker)
 
     def on_kv_trust(self, worker: WorkerId, cause: str, *, trusted: bool) -> None:
-        """Whether every event of the worker has been seen."""
+        """Whether every event of the worker has been seen. News that some were not make it doubtful."""
         state = self.table.get(worker)
-        if state is not None:
-            state.kv_trusted = trusted
-            state.kv_cause = cause
+        if state is None:
+            return
+        if trusted:
+            self.doubts.clear(worker)
+        elif state.kv_trusted or state.kv_cause != cause:
+            self._doubt(worker)
+        state.kv_trusted = trusted
+        state.kv_cause = cause
 
     def on_kv_suspended(self, worker: WorkerId, *, suspended: bool) -> None:
         """Whether what events have said of a worker counts for nothing: it may have restarted, empty."""
@@ -276,6 +324,8 @@ class Router:
         for worker in self.table.restarted(endpoint, by_rank):
             self.assumed.drop(worker)
         self.table.on_metrics(endpoint, by_rank, now)
+        for rank, metrics in by_rank.items():
+            self.adapters.on_metrics(WorkerId(endpoint, rank), metrics.adapters, metrics.max_adapters)
         for state in self.table.at(endpoint):
             if state.id.dp_rank in by_rank:
                 state.note_foreign(self.ledger.sequences(state.id))
@@ -307,6 +357,31 @@ class Router:
 
     # --- inside ------------------------------------------------------------------------------------
 
+    def _revision_of(self, state: WorkerState) -> str | None:
+        """The model revision a worker serves: as configured, else as it told."""
+        if state.member.revision is not None:
+            return state.member.revision
+        pool = self._pools.get(state.member.pool, NOTHING_CONFIGURED)
+        return state.revision if pool.learn_revision else pool.model_revision
+
+    def _index(self, state: WorkerState) -> None:
+        pool = self._pools.get(state.member.pool, NOTHING_CONFIGURED)
+        self.index.add_worker(state.id, state.revision or "", pool.tokenizer_of(state.revision))
+
+    def _reseed(self, state: WorkerState, revision: str | None) -> bool:
+        """Whether a worker serves another revision now; what was known of its cache is then forgotten."""
+        if revision == state.revision:
+            return False
+        state.revision = revision
+        self.on_kv_reset(state.id)
+        self.index.remove_worker(state.id)
+        self._index(state)
+        lingering = [lease for _, lease in self._lingering.get(state.id, ())]
+        for lease in (*self.ledger.leases(state.id), *lingering):
+            for hashes in lease.reserved:  # each is taken back when its lease ends
+                self.index.reserve(state.id, hashes)
+        return True
+
     def _tpot_ms(self, worker: WorkerId, sequences: float, context_tokens: float) -> float | None:
         state = self.table.get(worker)
         if state is None:
@@ -314,6 +389,26 @@ class Router:
         others = 0 if state.foreign is None else state.foreign.running
         steps = self.learned.steps.of(state.member.pool).coefficients
         return steps.tpot_ms(sequences + others, context_tokens)
+
+    def _doubt(self, worker: WorkerId) -> None:
+        """Whatever events have claimed of `worker` has to be verified: some are missing."""
+        heard_at = self.trust.last_event_at(worker)
+        if heard_at is not None:
+            self.doubts.doubt(worker, self.index.confirmed(worker), heard_at)
+
+    def _apply_in_doubt(self, worker: WorkerId, event: KvEvent) -> None:
+        """Apply an event of a worker that is doubted: what it stores again it did not have any more."""
+        if isinstance(event, AllBlocksCleared):
+            self.doubts.clear(worker)
+        if isinstance(event, BlockStored):
+            for handle in event.block_hashes:
+                block = self.index.block_of(worker, handle)
+                if block is not None and self.doubts.is_doubted(worker, block):
+                    self.index.forget(worker, handle)
+        self.index.apply(worker, event)
+        if isinstance(event, BlockStored):
+            stored = (self.index.block_of(worker, handle) for handle in event.block_hashes)
+            self.doubts.stored(worker, (block for block in stored if block is not None))
 
     def _shadows(
         self, request: RoutingRequest, candidates: Sequence[Candidate], tie_seed: int
@@ -355,7 +450,7 @@ class Router:
             self.index.unreserve(lease.worker, hashes)
 
     def _audit(self, released: Released) -> None:
-        """Hold the prediction against what the engine reports; start over where it is disproved."""
+        """Hold the prediction against what the engine reports; doubt what it disproves."""
         lease, completion = released.lease, released.completion
         worker, block_size = lease.worker, lease.decision.chosen.block_size
         predicted, actual = released.predicted_cached_tokens, completion.cached_tokens
@@ -364,18 +459,34 @@ class Router:
             return
         if state is None or completion.served_by not in (None, worker.endpoint):
             return
+        now, chosen, request = released.released_at, lease.decision.chosen, lease.decision.request
+        chain = lease.reserved[0] if lease.reserved else ()
+        self.doubts.audit(
+            worker,
+            chain,
+            claimed=(predicted + chosen.doubtful_tokens) // block_size,
+            actual=actual // block_size,
+            settled=not state.kv_silent,
+            now=now,
+        )
         verdict = self.trust.audit(
             worker,
-            lease.decision.request.namespace,
-            predicted=predicted,
-            actual=actual,
-            computed_blocks=sum(map(len, lease.reserved)) - actual // block_size,
+            Audit(
+                now,
+                predicted,
+                actual,
+                request.namespace,
+                block_size,
+                request.prompt_tokens,
+                completion.prompt_tokens,
+            ),
+            computed_blocks=len(chain) - actual // block_size,
             admitted_at=lease.admitted_at,
             complete=state.kv_trusted,
-            now=released.released_at,
         )
         if verdict is not Verdict.FINE:
-            self.index.clear(worker)
+            state.kv_silent = verdict is Verdict.SILENT
+            self._doubt(worker)
             state.kv_trusted = False
             state.kv_cause = verdict.value
 
@@ -386,7 +497,8 @@ class Router:
         state = self.table.get(worker)
         if completion.outcome is not Outcome.FINISHED or not lease.reserved or state is None:
             return
-        if self.index.block_size(worker) is not None or state.generation != lease.generation:
+        publishes = self.index.block_size(worker) is not None and not state.kv_silent
+        if publishes or state.generation != lease.generation:
             return
         if completion.served_by not in (None, worker.endpoint):
             return

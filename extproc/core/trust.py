@@ -1,11 +1,15 @@
 """How far a predicted hit is believed: every `cached_tokens` an engine reports is held against it.
 
-Per worker and per namespace, over the last audits (at most `WINDOW`, none older than `MEMORY_S`):
+For each worker and namespace, over the last audits (at most `WINDOW`, none older than `MEMORY_S`):
 
     confidence = actual cached tokens / predicted cached tokens, at most 1; 1 until there are `ENOUGH` audits
 
-A candidate's hit is priced at the lower of its worker's and its namespace's confidence. Two faults cannot be
-left to averages, and end in a verdict to forget what events have said of that one worker and learn anew:
+A candidate's hit is priced at the confidence of its worker in the request's namespace. Where that is not
+known yet, at the lower of the worker's over all namespaces and the namespace's on the worker where it is
+best: a fault of one worker is not held against others, and one that comes with a namespace is met everywhere.
+
+Two faults cannot be left to averages, and end in a verdict to doubt what events have said of that one worker
+(see `extproc.core.doubts`):
 
 * **Silence**: a request computed at least one whole block there, and not one event came in the meantime;
   `SILENT` times in a row. The stream has died without a sound.
@@ -20,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from extproc.core.divergence import Audit, Complaint, believable, diagnose
 from extproc.core.namespace import Namespace
 from extproc.core.types import WorkerId
 
@@ -29,17 +34,7 @@ ENOUGH = 4
 SILENT = 3
 RECENT = 4
 DISPROVED = 2
-_MAX_NAMESPACES = 4096
-_LOW = 0.5
-_MANY = 8
-
-
-class Audit(NamedTuple):
-    """One finished request: tokens predicted and really found in the cache."""
-
-    at: float
-    predicted: int
-    actual: int
+_MAX_PAIRS = 4096
 
 
 class Verdict(Enum):
@@ -65,20 +60,23 @@ class Belief(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Record:
+class _Audits:
     audits: "deque[Audit]" = field(default_factory=lambda: deque(maxlen=WINDOW))
-    last_event_at: float | None = None
-    silent: int = 0
 
     def recent(self, now: float) -> list[Audit]:
         return [audit for audit in self.audits if now - audit.at <= MEMORY_S]
 
-    def confidence(self, now: float) -> float:
+    def confidence(self, now: float) -> float | None:
+        """None: not enough is known."""
         audits = [audit for audit in self.recent(now) if audit.predicted > 0]
-        if len(audits) < ENOUGH:
-            return 1.0
-        predicted = sum(audit.predicted for audit in audits)
-        return min(1.0, sum(min(audit.actual, audit.predicted) for audit in audits) / predicted)
+        return None if len(audits) < ENOUGH else believable(audits)
+
+
+@dataclass(slots=True)
+class _Record(_Audits):
+    last_event_at: float | None = None
+    silent: int = 0
+    is_silent: bool = False
 
 
 class TrustBook:
@@ -86,62 +84,73 @@ class TrustBook:
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Record] = {}
-        self._namespaces: dict[Namespace, _Record] = {}
+        self._pairs: dict[tuple[WorkerId, Namespace], _Audits] = {}
+        # Confidence where it is known, and as of when.
+        self._namespaces: dict[Namespace, dict[WorkerId, tuple[float, float]]] = {}
 
     def on_events(self, worker: WorkerId, now: float) -> None:
         """KV events of `worker` have arrived."""
         record = self._workers.setdefault(worker, _Record())
         record.last_event_at = now
         record.silent = 0
+        record.is_silent = False
 
     def audit(
         self,
         worker: WorkerId,
-        namespace: Namespace,
+        audit: Audit,
         *,
-        predicted: int,
-        actual: int,
         computed_blocks: int,
         admitted_at: float,
         complete: bool,
-        now: float,
     ) -> Verdict:
         """Take in one finished request.
 
         Args:
             worker: who served it.
-            namespace: of the request.
-            predicted: cached tokens predicted for `worker`.
-            actual: cached tokens it reported.
-            computed_blocks: whole blocks of the prompt that it therefore had to compute.
+            audit: what was predicted, and what came of it.
+            computed_blocks: whole blocks of the prompt that it had to compute.
             admitted_at: when the request was sent there.
             complete: whether every event of `worker` is known to have been seen.
-            now: the time.
         """
         record = self._workers.setdefault(worker, _Record())
-        audit = Audit(now, predicted, actual)
         record.audits.append(audit)
-        if namespace not in self._namespaces and len(self._namespaces) >= _MAX_NAMESPACES:
-            del self._namespaces[next(iter(self._namespaces))]
-        self._namespaces.setdefault(namespace, _Record()).audits.append(audit)
-        if record.last_event_at is None:
-            return Verdict.FINE  # it never published: nothing to lose faith in
+        self._note_pair(worker, audit)
+        if record.last_event_at is None or record.is_silent:
+            return Verdict.FINE  # it publishes nothing: nothing to lose faith in
         if computed_blocks > 0:
             record.silent = record.silent + 1 if record.last_event_at < admitted_at else 0
             if record.silent >= SILENT:
-                self._start_over(worker)
+                record.is_silent = True
                 return Verdict.SILENT
         if not complete:
-            wrong = sum(audit.actual < audit.predicted for audit in list(record.audits)[-RECENT:])
-            if wrong >= DISPROVED:
-                self._start_over(worker)
+            recent = list(record.audits)[-RECENT:]
+            if sum(one.actual < one.predicted for one in recent) >= DISPROVED:
+                self.forget_audits(worker)
                 return Verdict.DISPROVED
         return Verdict.FINE
 
     def confidence(self, worker: WorkerId, namespace: Namespace, now: float) -> float:
         """Share of a predicted hit to count on, 0 to 1."""
-        records = (self._workers.get(worker), self._namespaces.get(namespace))
-        return min((record.confidence(now) for record in records if record is not None), default=1.0)
+        pair = self._pairs.get((worker, namespace))
+        own = None if pair is None else pair.confidence(now)
+        if own is not None:
+            return own
+        record = self._workers.get(worker)
+        overall = None if record is None else record.confidence(now)
+        elsewhere = self._namespaces.get(namespace, {}).values()
+        best = max((value for value, at in elsewhere if now - at <= MEMORY_S), default=1.0)
+        return best if overall is None else min(overall, best)
+
+    def is_silent(self, worker: WorkerId) -> bool:
+        """Whether KV events of `worker` have stopped without a word."""
+        record = self._workers.get(worker)
+        return record is not None and record.is_silent
+
+    def last_event_at(self, worker: WorkerId) -> float | None:
+        """When the last KV event of `worker` came."""
+        record = self._workers.get(worker)
+        return None if record is None else record.last_event_at
 
     def belief(self, worker: WorkerId, now: float) -> Belief:
         """What is thought of `worker` at `now`."""
@@ -149,29 +158,53 @@ class TrustBook:
         if record is None:
             return Belief(1.0, 0, None)
         age = None if record.last_event_at is None else max(0.0, now - record.last_event_at)
-        return Belief(record.confidence(now), len(record.recent(now)), age)
+        confidence = record.confidence(now)
+        return Belief(1.0 if confidence is None else confidence, len(record.recent(now)), age)
 
     def complaint(self, worker: WorkerId, now: float) -> str | None:
+        """What to tell when predictions for `worker` keep failing; None when they do not."""
+        found = self.diagnosis(worker, now)
+        return None if found is None else found.message
+
+    def diagnosis(self, worker: WorkerId, now: float) -> Complaint | None:
         """The likely cause when predictions for `worker` keep failing; None when they do not."""
         record = self._workers.get(worker)
-        audits = [] if record is None else record.recent(now)
-        missed = sum(audit.actual > audit.predicted for audit in audits)
-        if len(audits) >= _MANY and missed * 2 > len(audits):
-            return (
-                "the engine finds prefixes that were not predicted: its KV events are missing, or describe "
-                "other token ids, adapters or salts than the requests; run `warmroute check`"
-            )
-        claimed = [audit for audit in audits if audit.predicted > 0]
-        if record is not None and len(claimed) >= _MANY and record.confidence(now) < _LOW:
-            return (
-                "predicted hits do not happen: the tokenizer, template or block size may differ from the "
-                "engine's, or its cache is too small for its load; run `warmroute check`"
-            )
-        return None
+        if record is None:
+            return None
+        events = record.last_event_at is not None and not record.is_silent
+        return diagnose(record.recent(now), events=events)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has left or restarted."""
         self._workers.pop(worker, None)
+        for pair in [pair for pair in self._pairs if pair[0] == worker]:
+            self._drop_pair(pair)
 
-    def _start_over(self, worker: WorkerId) -> None:
-        self._workers[worker] = _Record()
+    def forget_audits(self, worker: WorkerId) -> None:
+        """What it has been audited by no longer says anything about what is claimed now."""
+        record = self._workers.get(worker)
+        if record is not None:
+            record.audits.clear()
+        for pair in [pair for pair in self._pairs if pair[0] == worker]:
+            self._drop_pair(pair)
+
+    def _note_pair(self, worker: WorkerId, audit: Audit) -> None:
+        pair = (worker, audit.namespace)
+        known = self._pairs.get(pair)
+        if known is None:
+            if len(self._pairs) >= _MAX_PAIRS:
+                self._drop_pair(next(iter(self._pairs)))
+            known = self._pairs[pair] = _Audits()
+        known.audits.append(audit)
+        confidence = known.confidence(audit.at)
+        if confidence is not None:
+            self._namespaces.setdefault(audit.namespace, {})[worker] = (confidence, audit.at)
+
+    def _drop_pair(self, pair: tuple[WorkerId, Namespace]) -> None:
+        del self._pairs[pair]
+        worker, namespace = pair
+        known = self._namespaces.get(namespace)
+        if known is not None:
+            known.pop(worker, None)
+            if not known:
+                del self._namespaces[namespace]

@@ -110,7 +110,15 @@ class EngineMetrics:
     prefill_time: HistogramTotals | None = None
     inter_token: HistogramTotals | None = None
     model_name: str | None = None
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()  # with requests running or waiting
+    max_adapters: int | None = None  # that fit on the GPU at a time
+
+
+class Rendition(NamedTuple):
+    """Prompts as another model revision renders and encodes them."""
+
+    tokenizer_revision: str
+    prompts: tuple[TokenIds, ...]
 
 
 # --- requests, candidates, decisions ------------------------------------------------------------------
@@ -126,11 +134,14 @@ class RoutingRequest:
     `chains`: where the block hashes are known beforehand, by block size: one chain per prompt, of the
     blocks it can hit. Then `prompts` is not needed.
     `session_key`: what the client says its session is; None: nothing.
+    `session_hash`: 64 bits that stand for the session, where they are known beforehand; then neither
+    `session_key` nor `prompts` is needed to find them.
     `policy`: the one to use, where the client may choose; None, or unknown to the router: its own.
     `expected_output_tokens`: what the client says it expects, per sequence; None: nothing.
     `tenant`: whose request it is; empty: not known, or there are no tenants.
     `prompt_class`: what kind of prompt it is, as declared or learned; empty: not known.
-    `subset`: endpoints the gateway restricts us to; None = all.
+    `subset`: endpoints the gateway, or the tenant's permission, restricts us to; None = all.
+    `renditions`: by model revision, where one among the pool's workers differs in more than its weights.
     """
 
     request_id: str
@@ -146,8 +157,10 @@ class RoutingRequest:
     subset: frozenset[str] | None = None
     chains: Mapping[int, tuple[tuple[int, ...], ...]] | None = None
     session_key: str | None = None
+    session_hash: int | None = None
     policy: str | None = None
     expected_output_tokens: int | None = None
+    renditions: Mapping[str, Rendition] = field(default_factory=dict)
     tenant: str = ""
     prompt_class: str = ""
 
@@ -220,6 +233,8 @@ class Candidate:
     confidence: float = 1.0  # share of the predicted hit that the price counts on
     sequences: int = 0  # running there, ours and others'
     context_tokens: int = 0  # that our own sequences there hold
+    doubtful_tokens: int = 0  # claimed beyond `cached_tokens`, and to be verified before it is predicted
+    odds: float = 1.0  # share of `doubtful_tokens` that the price counts on
     position: int = 0  # among the candidates as the policy was given them: the order of membership
     priced: Priced | None = None
 
@@ -316,7 +331,8 @@ class Member:
     """One engine server as discovery describes it. It hosts `dp_size` workers (data-parallel ranks).
 
     `kv_events` and `kv_replay` are ZMQ endpoints for rank 0; rank r uses port + r. With `kv_bind` the
-    engine connects to us: `kv_events` is then an address of ours.
+    engine connects to us: `kv_events` is then an address of ours. `revision` is the model revision it serves;
+    None: as its pool says.
     """
 
     endpoint: str
@@ -325,6 +341,7 @@ class Member:
     kv_events: str | None = None
     kv_replay: str | None = None
     kv_bind: bool = False
+    revision: str | None = None
 
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers this member hosts, by rank."""

@@ -33,8 +33,10 @@ class WorkerState:
     foreign_seen: ForeignLoad | None = None  # as the last scrape looked
     scrape_failures: int = 0
     unreachable_since: float | None = None
+    revision: str | None = None  # of the model it serves; None: not known
     kv_trusted: bool = False
     kv_cause: str = "no KV events yet"
+    kv_silent: bool = False  # its KV events have stopped without a word
     kv_suspended: bool = False  # the connection for KV events was lost: the engine may be another one now
 
     def metrics_age_s(self, now: float) -> float | None:
@@ -69,6 +71,7 @@ class MembershipChange:
 
     added: tuple[WorkerId, ...] = ()
     removed: tuple[WorkerId, ...] = ()
+    reseeded: tuple[WorkerId, ...] = ()  # that stayed, with another model revision
 
 
 @dataclass(slots=True)

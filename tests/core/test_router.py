@@ -13,7 +13,7 @@ from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES, KvAffinity, Policy, RoundRobin
 from extproc.core.router import Router, RouterSettings, fallbacks
-from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
+from extproc.core.types import AllBlocksCleared, BlockRemoved, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 
 DONE = Completion(Outcome.FINISHED)
@@ -443,7 +443,7 @@ def test_assumptions_have_the_size_of_the_engines_cache():
     assert serve(router, range(9000, 9200), 21.0).cached_tokens > 0
 
 
-def test_a_worker_whose_events_stop_is_learned_anew_and_others_are_not_touched():
+def test_a_worker_whose_events_stop_is_doubted_and_others_are_not_touched():
     router = make_router(2)
     for n in range(2):
         router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
@@ -452,11 +452,86 @@ def test_a_worker_whose_events_stop_is_learned_anew_and_others_are_not_touched()
     for n in range(3):  # computes blocks, tells of none
         decision = router.schedule(request(range(n * 9000, n * 9000 + 300), subset=only), 1.0 + n)
         router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
-    assert router.index.stats(worker(0)).blocks == 0
     assert "stopped" in router.table.get(worker(0)).kv_cause
-    assert router.schedule(request(PROMPT), 5.0).chosen.worker == worker(1)
-    # What it has served since then is remembered.
+    decision = router.schedule(request(PROMPT), 5.0)
+    assert decision.chosen.worker == worker(1)
+    silent = decision.candidates[1]
+    assert (silent.cached_tokens, silent.doubtful_tokens) == (0, decision.chosen.cached_tokens)
+    router.release(decision.lease_id, DONE, 5.5)
+    # What it has served since then is remembered, and what is verified is believed again.
     assert router.schedule(request(range(18_000, 18_300), subset=only), 6.0).chosen.cached_tokens > 0
+    full = (len(PROMPT) - 1) // BLOCK * BLOCK
+    verified = router.schedule(request(PROMPT, subset=only), 6.0)
+    router.release(verified.lease_id, Completion(Outcome.FINISHED, cached_tokens=full), 6.5)
+    assert router.schedule(request(PROMPT, subset=only), 7.0).chosen.cached_tokens == full
+
+
+def lose_events(router, n=0):
+    """Worker `n` has stored PROMPT, and then some of its events were lost."""
+    router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
+    router.on_kv_trust(worker(n), "complete", trusted=True)
+    router.on_kv_trust(worker(n), "messages 5 to 9 are lost", trusted=False)
+
+
+FULL = (len(PROMPT) - 1) // BLOCK * BLOCK
+
+
+def test_after_lost_events_claims_are_verified_before_they_are_believed():
+    router = make_router(1)
+    lose_events(router)
+    first = router.schedule(request(PROMPT), 1.0)
+    assert (first.chosen.cached_tokens, first.chosen.doubtful_tokens) == (0, FULL)
+    unknown = router.schedule(request(range(9000, 9000 + len(PROMPT))), 1.0)
+    assert first.chosen.cost.prefill_ms < 0.2 * unknown.chosen.cost.prefill_ms  # but they are priced
+    router.release(first.lease_id, Completion(Outcome.FINISHED, cached_tokens=FULL), 1.5)
+    assert router.schedule(request(PROMPT), 2.0).chosen.cached_tokens == FULL
+
+
+def test_only_what_is_proven_wrong_is_purged():
+    router = make_router(1)
+    lose_events(router)
+    other = list(range(5000, 5200))
+    router.on_kv_events(worker(0), [stored(other, first_handle=700)], 0.6)  # since then: no doubt
+    first = router.schedule(request(PROMPT), 1.0)
+    router.release(first.lease_id, Completion(Outcome.CANCELLED, cached_tokens=160), 1.5)
+    again = router.schedule(request(PROMPT), 2.0).chosen
+    assert (again.cached_tokens, again.doubtful_tokens, again.odds) == (160, FULL - 160, 0.0)
+    assert router.schedule(request(other), 2.0).chosen.cached_tokens == 192
+
+
+def test_a_block_that_is_stored_again_is_beyond_doubt_and_counted_once():
+    router = make_router(1)
+    lose_events(router)
+    router.on_kv_events(worker(0), [stored(PROMPT)], 1.0)
+    assert router.schedule(request(PROMPT), 2.0).chosen.cached_tokens == FULL
+    router.release("lease-0", Completion(Outcome.CANCELLED), 2.1)
+    router.on_kv_events(worker(0), [BlockRemoved(tuple(range(1, 21)))], 3.0)
+    gone = router.schedule(request(PROMPT), 4.0).chosen
+    assert (gone.cached_tokens, gone.doubtful_tokens) == (0, 0)
+
+
+def test_doubts_end_when_all_events_are_known_again_or_the_cache_is_cleared():
+    router = make_router(2)
+    for n in range(2):
+        lose_events(router, n)
+    router.on_kv_trust(worker(0), "complete", trusted=True)
+    router.on_kv_events(worker(1), [AllBlocksCleared()], 1.0)
+    hits = {
+        c.worker: (c.cached_tokens, c.doubtful_tokens)
+        for c in router.schedule(request(PROMPT), 2.0).candidates
+    }
+    assert hits == {worker(0): (FULL, 0), worker(1): (0, 0)}
+
+
+def test_lost_events_of_one_worker_cost_another_nothing():
+    router = make_router(2)
+    router.on_kv_events(worker(1), [stored(PROMPT)], 0.5)
+    lose_events(router, 0)
+    for n in range(6):
+        decision = router.schedule(request(PROMPT, subset=frozenset({worker(0).endpoint})), 1.0 + n)
+        router.release(decision.lease_id, Completion(Outcome.CANCELLED, cached_tokens=0), 1.5 + n)
+    other = next(c for c in router.schedule(request(PROMPT), 9.0).candidates if c.worker == worker(1))
+    assert (other.cached_tokens, other.confidence) == (FULL, 1.0)
 
 
 def test_a_hit_that_keeps_failing_is_priced_lower_but_still_reported():

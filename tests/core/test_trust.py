@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.divergence import Audit
 from extproc.core.namespace import Namespace
 from extproc.core.trust import MEMORY_S, TrustBook, Verdict
-from tests.support.core import NAMESPACE, worker
+from tests.support.core import BLOCK, NAMESPACE, worker
 
 OTHER = Namespace("model", "tokenizer", adapter="a")
 
@@ -12,13 +13,10 @@ OTHER = Namespace("model", "tokenizer", adapter="a")
 def audit(book, predicted, actual, now, *, n=0, namespace=NAMESPACE, computed=1, complete=True):
     return book.audit(
         worker(n),
-        namespace,
-        predicted=predicted,
-        actual=actual,
+        Audit(now, predicted, actual, namespace, BLOCK, 200, 200),
         computed_blocks=computed,
         admitted_at=now - 0.5,
         complete=complete,
-        now=now,
     )
 
 
@@ -42,10 +40,31 @@ def test_one_workers_faults_are_not_anothers_nor_one_namespaces():
     book = TrustBook()
     for now in range(8):
         audit(book, 100, 0, float(now), n=0, namespace=OTHER)
+        audit(book, 100, 100, float(now), n=0)
         audit(book, 100, 100, float(now), n=1)
     assert book.confidence(worker(0), OTHER, 8.0) == 0.0
+    assert book.confidence(worker(0), NAMESPACE, 8.0) == 1.0
     assert book.confidence(worker(1), NAMESPACE, 8.0) == 1.0
+    # What fails with this namespace wherever it was tried is not believed elsewhere.
     assert book.confidence(worker(1), OTHER, 8.0) == 0.0
+
+
+def test_a_namespace_that_fails_on_one_worker_and_holds_on_another_is_believed_elsewhere():
+    book = TrustBook()
+    for now in range(8):
+        audit(book, 100, 0, float(now), n=0)
+        audit(book, 100, 90, float(now), n=1)
+    assert book.confidence(worker(0), NAMESPACE, 8.0) == 0.0
+    assert book.confidence(worker(2), NAMESPACE, 8.0) == pytest.approx(0.9)
+    book.forget(worker(1))
+    assert book.confidence(worker(2), NAMESPACE, 8.0) == 0.0
+
+
+def test_a_worker_that_fails_everywhere_is_not_believed_in_a_new_namespace():
+    book = TrustBook()
+    for now in range(8):
+        audit(book, 100, 25, float(now), n=0)
+    assert book.confidence(worker(0), OTHER, 8.0) == pytest.approx(0.25)
 
 
 def test_old_audits_are_forgotten():
@@ -58,8 +77,11 @@ def test_old_audits_are_forgotten():
 def test_a_stream_that_dies_without_a_sound_is_noticed():
     book = TrustBook()
     book.on_events(worker(0), 0.0)
-    verdicts = [audit(book, 0, 0, now) for now in (1.0, 2.0, 3.0)]
-    assert verdicts == [Verdict.FINE, Verdict.FINE, Verdict.SILENT]
+    verdicts = [audit(book, 0, 0, now) for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    assert verdicts == [Verdict.FINE, Verdict.FINE, Verdict.SILENT, *[Verdict.FINE] * 3]
+    assert book.is_silent(worker(0))
+    book.on_events(worker(0), 7.0)
+    assert not book.is_silent(worker(0))
 
 
 def test_events_or_requests_without_new_blocks_are_no_silence():
@@ -100,9 +122,10 @@ def test_lasting_divergence_names_its_likely_cause():
         audit(book, 0, 64, float(now), n=0)
         audit(book, 64, 0, float(now), n=1)
         audit(book, 64, 64, float(now), n=2)
-    assert "not predicted" in book.complaint(worker(0), 10.0)
-    assert "do not happen" in book.complaint(worker(1), 10.0)
+    assert "events are missing" in book.complaint(worker(0), 10.0)
+    assert book.diagnosis(worker(1), 10.0).message == book.complaint(worker(1), 10.0)
     assert book.complaint(worker(2), 10.0) is None
+    assert book.complaint(worker(1), 11.0 + MEMORY_S) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=60))
