@@ -7,13 +7,17 @@ go into the namespace; all the rest is mixed into the chain from its block on, s
 never matches a block behind an image.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from extproc.core.hashing import chain, mix, token_array
 from extproc.core.namespace import Namespace
 from extproc.core.types import BlockStored
 
 _Keys = Sequence[object]
+
+EventHashes: TypeAlias = Callable[[BlockStored, int | None, str, str], list[int] | None]
+"""What `event_chain` does. Another may stand for it where hashes are known and token ids are not."""
 
 
 def event_chain(

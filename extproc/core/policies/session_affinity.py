@@ -75,6 +75,8 @@ class SessionAffinity(Policy):
 
 def session_hash(request: RoutingRequest) -> int:
     """Where a request's session lies on the ring: 64 bits."""
+    if request.session_hash is not None:
+        return request.session_hash
     if request.session_key is not None:
         return xxhash.xxh3_64_intdigest(request.session_key.encode("utf-8", "surrogatepass"))
     seed = request.namespace.seed
