@@ -20,6 +20,7 @@ from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
+from extproc.adapters.kubernetes_discovery import KubernetesDiscovery, KubernetesSettings
 from extproc.adapters.kv_subscriber import KvSource, KvSubscriber, resolve_kv_endpoint
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.name_resolution import ResolutionSettings
@@ -359,6 +360,8 @@ def sources_of(pool: Pool) -> list[Source]:
     if found.dns is not None:
         resolution = ResolutionSettings(interval_s=found.dns.interval_s)
         sources.append(DnsDiscovery(found.dns.name, found.dns.port, template, resolution))
+    if found.kubernetes is not None:
+        sources.append(KubernetesDiscovery(KubernetesSettings(**found.kubernetes.model_dump()), template))
     return sources
 
 

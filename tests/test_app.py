@@ -8,6 +8,7 @@ import yaml
 
 from extproc import config as configuration
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
+from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
 from extproc.adapters.routing import HttpRequest
 from extproc.app import App, kv_sources, load_encoder, sources_of
 from extproc.config import ConfigError
@@ -225,10 +226,11 @@ async def test_every_source_of_workers_is_used(tmp_path):
             "static": [{"endpoint": "10.0.0.1:8000", "dp_size": 4, "kv_events": "tcp://*:7"}],
             "file": str(tmp_path / "w.yaml"),
             "dns": {"name": "engines", "port": 8000},
+            "kubernetes": {"service": "vllm", "port": "http"},
         },
     )
     static, *others = sources_of(pool)
-    assert [type(source) for source in others] == [FileDiscovery, DnsDiscovery]
+    assert [type(source) for source in others] == [FileDiscovery, DnsDiscovery, KubernetesDiscovery]
     assert isinstance(static, StaticDiscovery)
     published = []
     await static.start(lambda members: published.append(tuple(members)), print)

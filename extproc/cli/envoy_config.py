@@ -178,6 +178,11 @@ def _own_workers(config: configuration.Config) -> Workers:
         return _watched(config.envoy.eds_file)
     sources = [pool.discovery for pool in config.pools]
     files = list(dict.fromkeys(source.file for source in sources if source.file is not None))
+    if any(source.kubernetes is not None for source in sources):
+        raise _CannotFollowError(
+            "Envoy cannot watch a Kubernetes Service by itself: let Warmroute tell it (`envoy.eds: auto`), "
+            "or name workers with --worker"
+        )
     names = [source.dns for source in sources if source.dns is not None]
     static = [worker.endpoint for source in sources for worker in source.static]
     if files:

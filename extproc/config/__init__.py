@@ -3,7 +3,7 @@
 from extproc.config.base import ConfigError
 from extproc.config.cost import Cost
 from extproc.config.loading import load, parse
-from extproc.config.pools import Discovery, Dns, KvEvents, Model, Pool, Revision, StaticWorker
+from extproc.config.pools import Discovery, Dns, Kubernetes, KvEvents, Model, Pool, Revision, StaticWorker
 from extproc.config.rollout import Rollout, TrafficClass
 from extproc.config.root import Config
 from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
@@ -19,6 +19,7 @@ __all__ = [
     "Envoy",
     "Identity",
     "JwtClaim",
+    "Kubernetes",
     "KvEvents",
     "Limits",
     "MetadataKey",

@@ -57,6 +57,7 @@ _PATH_FIELDS = {
     ("revisions", "path"),
     ("revisions", "chat_template"),
     ("discovery", "file"),
+    ("kubernetes", "kubeconfig"),
     ("envoy", "eds_file"),
     ("salt_key", "file"),
 }

@@ -27,6 +27,16 @@ class Dns(Section):
     interval_s: Seconds = Field(5.0, description="seconds between resolutions")
 
 
+class Kubernetes(Section):
+    """Workers behind a Kubernetes Service, by a watch on its EndpointSlices (extra `kubernetes`)."""
+
+    service: str = Field(min_length=1, description="name of the Service")
+    namespace: str | None = Field(None, description="its namespace; null: our own")
+    port: int | str | None = Field(None, description="number or name of its port; null: its only one")
+    kubeconfig: Path | None = Field(None, description="cluster and login; null: the pod's service account")
+    context: str | None = Field(None, description="context of the kubeconfig; null: its current one")
+
+
 class StaticWorker(Section):
     """One engine server, with its own KV endpoints where they differ from the pool's."""
 
@@ -43,6 +53,7 @@ class Discovery(Section):
     static: list[StaticWorker] = Field(default_factory=list, description="`ip:port`, or a mapping")
     file: Path | None = Field(None, description="watched list of endpoints; Envoy's EDS file form works too")
     dns: Dns | None = None
+    kubernetes: Kubernetes | None = None
 
     @field_validator("static", mode="before")
     @classmethod
@@ -53,8 +64,8 @@ class Discovery(Section):
 
     @model_validator(mode="after")
     def _some_source(self) -> Self:
-        if not (self.static or self.file or self.dns):
-            raise ValueError("name at least one source of workers: `static`, `file` or `dns`")
+        if not (self.static or self.file or self.dns or self.kubernetes):
+            raise ValueError("name at least one source of workers: `static`, `file`, `dns` or `kubernetes`")
         return self
 
 

@@ -245,3 +245,17 @@ async def test_a_callback_that_raises_does_not_stop_discovery(tmp_path, caplog):
         await until(lambda: len(calls) == 2)
         assert discovery.members == calls[-1]
     assert "a bug elsewhere" in caplog.text
+
+
+async def test_it_is_complete_when_every_source_has_published(tmp_path):
+    path = tmp_path / "members"
+    discovery = Discovery(
+        [StaticDiscovery([Member("10.0.0.1:80")]), watching(path)],
+        on_members=lambda _: None,
+        on_error=lambda _: None,
+    )
+    async with discovery:
+        assert discovery.members == (Member("10.0.0.1:80"),)
+        assert not discovery.complete
+        path.write_text("[]")
+        await until(lambda: discovery.complete)

@@ -183,3 +183,11 @@ def test_mistakes_are_explained(config, capsys, options, words):
 def test_a_missing_file_is_explained(capsys):
     assert main(["envoy-config", "-c", str(Path("/nowhere.yaml"))]) == 2
     assert "/nowhere.yaml" in capsys.readouterr().err
+
+
+def test_a_kubernetes_service_reaches_envoy_through_us():
+    kubernetes = {"kubernetes": {"service": "vllm", "port": 8000}}
+    assert settings(kubernetes).workers == EdsServiceWorkers()
+    assert settings(kubernetes, STATIC).workers == EdsServiceWorkers()
+    with pytest.raises(EnvoyConfigError, match="cannot watch a Kubernetes Service"):
+        settings(kubernetes, envoy={"eds": "never"})
