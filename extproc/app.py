@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Self
 
 import aiohttp
 
+from extproc import __version__
 from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.discovery import Discovery, DnsDiscovery, FileDiscovery, Source, StaticDiscovery
@@ -27,6 +29,8 @@ from extproc.adapters.name_resolution import ResolutionSettings
 from extproc.adapters.policy_plugins import available_policies
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
+from extproc.adapters.telemetry.running import running_telemetry
+from extproc.adapters.telemetry.state_metrics import StateSources
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
 from extproc.config import Config, ConfigError, Pool
 from extproc.core.candidates import PoolFacts
@@ -91,6 +95,17 @@ class App:
         self._log = DecisionLog(config.decision_log.path, self._report, config.decision_log.settings())
         self._cleanup.callback(self._log.close)
         contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
+        self.telemetry = await self._cleanup.enter_async_context(
+            running_telemetry(
+                os.environ,
+                version=__version__,
+                clock=self._clock,
+                is_base_model=lambda name: any(name in pool.base_models for pool in contexts.values()),
+                report=self._report,
+            )
+        )
+        for name in contexts:
+            self.telemetry.metrics.pool_known(name)
         self.service = WarmRoutingService(
             self.router,
             contexts,
@@ -99,6 +114,7 @@ class App:
             fallback_count=config.fallbacks,
             session_header=config.session_header,
             policy_header=config.policy_header,
+            telemetry=self.telemetry,
         )
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
@@ -108,7 +124,7 @@ class App:
         )
         self._subscriber = KvSubscriber(
             on_events=self._on_kv_events,
-            on_reset=self.router.on_kv_reset,
+            on_reset=self._on_kv_reset,
             on_trust=self._on_kv_trust,
             clock=self._clock,
             on_suspend=self._on_kv_suspended,
@@ -181,13 +197,24 @@ class App:
 
     async def _serve(self) -> None:
         config = self.config
+        ext_proc = ExtProcService(
+            self.service, ExtProcSettings(max_body_bytes=config.limits.body_bytes, test_mode=config.test_mode)
+        )
+        access_log = AccessLogService(self.service)
+        self.telemetry.watch(
+            StateSources.of(
+                self.router,
+                self._clock,
+                version=__version__,
+                kv_streams=self._subscriber.streams,
+                ext_proc=ext_proc.counters,
+                access_log=access_log.counters,
+            )
+        )
         self.server = await start_grpc_server(
             config.listen,
-            ext_proc=ExtProcService(
-                self.service,
-                ExtProcSettings(max_body_bytes=config.limits.body_bytes, test_mode=config.test_mode),
-            ),
-            access_log=AccessLogService(self.service),
+            ext_proc=ext_proc,
+            access_log=access_log,
             health=self.health,
             eds=self.eds,
             max_body_bytes=config.limits.body_bytes,
@@ -213,6 +240,7 @@ class App:
             self._report(f"worker {worker} joined")
         for worker in change.removed:
             self._report(f"worker {worker} left")
+            self.telemetry.kv_forgotten(worker)
             self._complaints.pop(worker, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         self._follow_kv_events(members)
@@ -256,6 +284,13 @@ class App:
 
     def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
         self.router.on_kv_events(worker, events, self._clock())
+        state = self.router.table.get(worker)
+        if state is not None:
+            self.telemetry.kv_events(worker, state.member.pool, events)
+
+    def _on_kv_reset(self, worker: WorkerId) -> None:
+        self.router.on_kv_reset(worker)
+        self.telemetry.kv_forgotten(worker)
 
     def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
         self.router.on_kv_trust(worker, cause, trusted=trusted)
