@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 
 from extproc.adapters.telemetry import catalogue
 from extproc.adapters.telemetry.catalogue import Kind, Metric
-from extproc.core.snapshot import PoolSnapshot, RouterSnapshot, WorkerSnapshot
+from extproc.core.router import Router
+from extproc.core.snapshot import PoolSnapshot, RouterSnapshot, WorkerSnapshot, snapshot
 from extproc.core.types import WorkerId
 
 _MS = 1000.0
@@ -66,6 +67,33 @@ class StateSources:
     kv_streams: Callable[[], Mapping[WorkerId, KvStream]]
     ext_proc: Callable[[], ExtProcCounts | None]
     access_log: Callable[[], AccessLogCounts | None]
+
+    @classmethod
+    def of(
+        cls,
+        router: Router,
+        clock: Callable[[], float],
+        *,
+        version: str,
+        kv_streams: Callable[[], Mapping[WorkerId, KvStream]],
+        ext_proc: ExtProcCounts | None = None,
+        access_log: AccessLogCounts | None = None,
+    ) -> Self:
+        """Of this router, by this clock."""
+
+        def oldest_lease_s() -> float:
+            now = clock()
+            return max((now - lease.admitted_at for lease in router.ledger), default=0.0)
+
+        return cls(
+            version=version,
+            router=lambda: snapshot(router, clock()),
+            index_bytes=router.index.memory_bytes,
+            oldest_lease_s=oldest_lease_s,
+            kv_streams=kv_streams,
+            ext_proc=lambda: ext_proc,
+            access_log=lambda: access_log,
+        )
 
 
 class StateCollector(Collector):
