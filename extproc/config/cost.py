@@ -43,6 +43,9 @@ class Cost(Section):
     eviction: Annotated[float, Field(ge=0)] = Field(
         _COST.eviction, description="how much of the expected loss by eviction is charged to who evicts"
     )
+    adapter_load_ms: Annotated[float, Field(ge=0)] = Field(
+        _COST.adapter_load_ms, description="time to bring an adapter to the GPU of a worker that lacks it"
+    )
     tie_ms: Annotated[float, Field(ge=0)] = Field(
         _COST.tie_ms, description="costs closer than this (or than 2 %) are equal"
     )

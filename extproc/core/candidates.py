@@ -77,11 +77,11 @@ class CandidateBuilder:
     learned: Learned
     trust: TrustBook
     doubts: Doubts
-    adapters: AdapterSlots
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
     stale_after_s: float
     classes: PrefixClasses = field(default_factory=PrefixClasses)
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
 
     def build(
         self,

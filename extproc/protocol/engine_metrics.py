@@ -200,6 +200,7 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
         inter_token=_totals(values, INTER_TOKEN),
         model_name=state.model_name,
         adapters=_adapters(lora),
+        max_adapters=_positive(lora.get("max_lora")),
     )
 
 

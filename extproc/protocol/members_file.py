@@ -31,6 +31,7 @@ _TYPES: Mapping[str, type] = {
     "kv_events": str,
     "kv_replay": str,
     "kv_bind": bool,
+    "revision": str,
 }
 
 
@@ -129,7 +130,7 @@ def _member(entry: Any, template: Member) -> Member:
         expected = _TYPES.get(key)
         if expected is None:
             raise ProtocolError(f"{where}: no field {key!r}; known are {', '.join(_TYPES)}")
-        nullable = key in {"kv_events", "kv_replay"}
+        nullable = key in {"kv_events", "kv_replay", "revision"}
         if type(value) is not expected and not (nullable and value is None):
             raise ProtocolError(f"{where}: {key} must be {expected.__name__}, got {value!r}")
     if entry.get("dp_size", 1) < 1:

@@ -8,17 +8,23 @@ from extproc.core.errors import ProtocolError
 
 
 class ModelCard(NamedTuple):
-    """One served model. `parent` is set for an adapter: the name of its base model."""
+    """One served model. `parent` is set for an adapter: the name of its base model.
+
+    `root` is what the server loaded: a path or the name of a repository. It tells revisions apart where
+    names do not.
+    """
 
     id: str
     parent: str | None
     max_model_len: int | None
+    root: str | None = None
 
 
 class _Card(msgspec.Struct):
     id: str
     parent: str | None = None
     max_model_len: int | None = None
+    root: str | None = None
 
 
 class _Cards(msgspec.Struct):
@@ -38,4 +44,4 @@ def parse_model_cards(body: bytes) -> tuple[ModelCard, ...]:
         cards = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"/v1/models is not a list of models: {error}") from error
-    return tuple(ModelCard(card.id, card.parent, card.max_model_len) for card in cards.data)
+    return tuple(ModelCard(card.id, card.parent, card.max_model_len, card.root) for card in cards.data)

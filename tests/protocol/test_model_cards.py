@@ -26,8 +26,8 @@ def test_base_models_and_adapters():
         ],
     }
     assert parse_model_cards(json.dumps(body).encode()) == (
-        ModelCard("tiny", None, 16384),
-        ModelCard("french", "tiny", None),
+        ModelCard("tiny", None, 16384, "/m"),
+        ModelCard("french", "tiny", None, "/a"),
         ModelCard("bare", None, None),
     )
 

@@ -1,0 +1,93 @@
+"""One request as each model revision among the candidates sees it.
+
+While an update rolls through a pool, its workers serve different revisions of one model. KV blocks of one are
+nothing to the other, and where the tokenizer or the chat template changed, even the token ids differ. So the
+workers are taken by revision, and a prefix is looked up for each in its own namespace, with its own ids:
+
+| a worker's revision | looked up with |
+|---|---|
+| the request's namespace | the request's prompts |
+| described in `renditions` | the prompts as that revision renders and encodes them |
+| another one | the request's prompts, in a namespace of that revision: the tokenizer is the same |
+| not known (yet) | nothing: no prefix is claimed |
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from extproc.core.candidates import CandidateBuilder, Chains
+from extproc.core.types import Candidate, LengthEstimate, RoutingRequest, WorkerId
+from extproc.core.worker_table import WorkerState
+
+
+class Edition(NamedTuple):
+    """The request for the workers of one revision."""
+
+    request: RoutingRequest
+    states: Sequence[WorkerState]
+
+
+def editions(request: RoutingRequest, states: Sequence[WorkerState]) -> list[Edition]:
+    """The request by revision, in the order of the first worker of each. All of `states`, each once."""
+    own = request.namespace.model_revision
+    if all(state.revision == own for state in states):
+        return [Edition(request, states)]
+    by_revision: dict[str | None, list[WorkerState]] = {}
+    for state in states:
+        by_revision.setdefault(state.revision, []).append(state)
+    return [Edition(_edition(request, revision), group) for revision, group in by_revision.items()]
+
+
+class Built(NamedTuple):
+    """Candidates of all revisions, in the order of their states.
+
+    `seen`: for each worker the request as its revision sees it, and the block hashes it was looked up with.
+    """
+
+    candidates: list[Candidate]
+    seen: Mapping[WorkerId, tuple[RoutingRequest, Chains]]
+    output: LengthEstimate
+
+
+def build(
+    builder: CandidateBuilder,
+    request: RoutingRequest,
+    states: Sequence[WorkerState],
+    now: float,
+    mark: Callable[[str], None] | None = None,
+) -> Built:
+    """One candidate per state. `mark` is told when the first lookup is over; `states` must not be empty."""
+    found: dict[WorkerId, Candidate] = {}
+    seen: dict[WorkerId, tuple[RoutingRequest, Chains]] = {}
+    outputs: list[LengthEstimate] = []
+    for edition in editions(request, states):
+        candidates, chains, output = builder.build(
+            edition.request, edition.states, now, None if outputs else mark
+        )
+        outputs.append(output)
+        for candidate in candidates:
+            found[candidate.worker] = candidate
+            seen[candidate.worker] = (edition.request, chains)
+    if len(outputs) == 1:
+        return Built(list(found.values()), seen, outputs[0])
+    ordered = [replace(found[state.id], position=position) for position, state in enumerate(states)]
+    return Built(ordered, seen, outputs[0])
+
+
+def _edition(request: RoutingRequest, revision: str | None) -> RoutingRequest:
+    if revision == request.namespace.model_revision:
+        return request
+    if revision is None:
+        return replace(request, prompts=(), chains=None)
+    namespace = request.namespace._replace(model_revision=revision)
+    rendition = request.renditions.get(revision)
+    if rendition is None:
+        return replace(request, namespace=namespace, chains=None)
+    return replace(
+        request,
+        namespace=namespace._replace(tokenizer_revision=rendition.tokenizer_revision),
+        prompts=rendition.prompts,
+        prompt_tokens=sum(map(len, rendition.prompts)) or request.prompt_tokens,
+        chains=None,
+    )
