@@ -36,7 +36,9 @@ class Normalization(Section):
     volatile_lines: list[Line] = Field(
         default_factory=list, description="header lines that begin so go behind the stable part"
     )
-    stable_end: Line = Field(STABLE_END, description="line that ends the stable part; without it the text's end")
+    stable_end: Line = Field(
+        STABLE_END, description="line that ends the stable part; without it the text's end"
+    )
     max_body_bytes: Annotated[int, Field(gt=0)] = Field(8 << 20, description="larger bodies are let be")
 
     def rules(self) -> NormalizationRules:

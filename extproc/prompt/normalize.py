@@ -14,7 +14,7 @@ Everything else keeps its bytes, whatever its spelling.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from extproc.prompt.normalize_text import Counts, TextRules, normalize_text
 from extproc.prompt.normalize_tools import tool_edits
@@ -48,6 +48,11 @@ class Normalized(NamedTuple):
     counts: Counts
     skipped: str | None = None
 
+    @classmethod
+    def untouched(cls, body: bytes, why: str) -> Self:
+        """The body as it came, and why."""
+        return cls(body, Counts(), why)
+
 
 class _Text(NamedTuple):
     """A prompt text in the body; see `normalize_text` for the flags."""
@@ -60,7 +65,7 @@ class _Text(NamedTuple):
 def normalize(kind: RequestKind, body: bytes, rules: NormalizationRules) -> Normalized:
     """Normalize one body that is JSON to the engines. Never raises for what a body contains."""
     if len(body) > rules.max_body_bytes:
-        return Normalized(body, Counts(), "too-large")
+        return Normalized.untouched(body, "too-large")
     counts = Counts()
     try:
         root = parse_document(body)
@@ -68,7 +73,7 @@ def normalize(kind: RequestKind, body: bytes, rules: NormalizationRules) -> Norm
         for tools in _tool_lists(kind, root):
             edits += tool_edits(tools, rules.text, counts, key_order=rules.tool_key_order)
     except JsonEditError:
-        return Normalized(body, Counts(), "not-editable")
+        return Normalized.untouched(body, "not-editable")
     return Normalized(apply_edits(body, edits) if edits else body, counts)
 
 
