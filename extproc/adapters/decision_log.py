@@ -123,6 +123,8 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "policy": decision.policy,
         "decision": decision.reason.value,
         "load_only": request.load_only,
+        "prompt_class": request.prompt_class or None,
+        "normalization": None if request.normalization is None else request.normalization._asdict(),
         "stream": request.stream,
         "prompt_tokens": completion.prompt_tokens or request.prompt_tokens,
         "prefill_tokens": chosen.uncovered_tokens,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from extproc.adapters.decision_writer import DecisionLog
+from extproc.adapters.prompt_normalizer import NormalizedRequest, PromptNormalizer
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.recorder import Telemetry
@@ -15,6 +16,7 @@ from extproc.adapters.telemetry.stages import DECIDE, PARSE, Stages
 from extproc.core.errors import NoEndpointError
 from extproc.core.namespace import Namespace
 from extproc.core.outcomes import Released
+from extproc.core.prefix_classes import PrefixClass
 from extproc.core.router import Router, fallbacks
 from extproc.core.types import Completion, Decision, Outcome, RoutingRequest
 from extproc.protocol.endpoint_picker import match_subset
@@ -25,6 +27,7 @@ from extproc.protocol.rejections import Reject, no_ready_endpoint
 DP_RANK_HEADER = "x-data-parallel-rank"
 EXPECTED_OUTPUT_FIELD = "expected_output_tokens"
 EXPECTED_OUTPUT_HEADER = "x-warmroute-expected-output-tokens"
+PREFIX_CLASS_HEADER = "x-warmroute-prefix-class"
 _BYTES_PER_TOKEN = 4  # only for requests that are routed by load
 
 
@@ -33,7 +36,8 @@ class PoolContext:
     """What the service knows of one pool.
 
     `base_models` are served base model names, configured or learned from the engines; any other model name
-    is an adapter. While none is known, every request is taken to be for the base model.
+    is an adapter. While none is known, every request is taken to be for the base model. `normalizer`: None
+    leaves bodies alone.
     """
 
     name: str
@@ -41,6 +45,7 @@ class PoolContext:
     model_revision: str
     tokenizer_revision: str
     base_models: set[str] = field(default_factory=set)
+    normalizer: PromptNormalizer | None = None
 
     def adapter(self, model: str) -> str | None:
         """The adapter a model name stands for; None for the base model."""
@@ -49,7 +54,10 @@ class PoolContext:
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """What happened, since the start."""
+    """What happened, since the start.
+
+    `normalization`: requests by outcome; `normalized`: changes by rule, applied ones only.
+    """
 
     routed: int = 0
     load_only: dict[str, int] = field(default_factory=dict)
@@ -57,6 +65,8 @@ class ServiceCounters:
     exact: int = 0
     mispredicted: int = 0
     lost: int = 0
+    normalization: dict[str, int] = field(default_factory=dict)
+    normalized: dict[str, int] = field(default_factory=dict)
 
 
 class WarmRoutingService:
@@ -113,11 +123,14 @@ class WarmRoutingService:
         pool = self._pool_of(parsed.model)
         stages.mark(PARSE)
         try:
-            ask = await self._describe(request, parsed, pool, stages)
+            normal = await self._normalize(request, parsed, pool)
+            ask = await self._describe(request, normal.request if normal else parsed, pool, stages)
         except BadRequest as error:
             return self._rejected(
                 Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
             )
+        if normal is not None:
+            ask.normalization = normal.report
         try:
             decision = self._router.schedule(ask, self._clock(), stages.mark)
         except NoEndpointError as error:
@@ -131,7 +144,8 @@ class WarmRoutingService:
             endpoints = self._overridden(request.override)
         stages.mark(DECIDE)
         watched = self._telemetry.decided(request, decision, stages)
-        return Route(endpoints, decision.lease_id, {**self._headers(decision), **watched})
+        headers = {**self._headers(decision), **watched}
+        return Route(endpoints, decision.lease_id, headers, None if normal is None else normal.body)
 
     def first_body(self, lease_id: str) -> None:
         """See `RoutingService`."""
@@ -189,6 +203,24 @@ class WarmRoutingService:
                 return pool
         return self._default
 
+    async def _normalize(
+        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext
+    ) -> NormalizedRequest | None:
+        """The request as it goes on; None when it goes on as it came, unseen."""
+        if pool.normalizer is None or isinstance(parsed, LoadOnly):
+            return None
+        normal = await pool.normalizer.normalize(
+            parsed, body=http.body, path=http.path, headers=http.headers
+        )
+        if normal.report is not None:
+            counts = self.counters.normalization
+            counts[normal.report.outcome] = counts.get(normal.report.outcome, 0) + 1
+            if normal.body is not None:
+                changes = self.counters.normalized
+                for rule, count in normal.report.changes.items():
+                    changes[rule] = changes.get(rule, 0) + count
+        return normal
+
     async def _describe(
         self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext, stages: Stages
     ) -> RoutingRequest:
@@ -203,6 +235,7 @@ class WarmRoutingService:
             session_key=http.headers.get(self._session_header) or None,
             policy=None if self._policy_header is None else http.headers.get(self._policy_header),
             expected_output_tokens=_positive(http.headers.get(EXPECTED_OUTPUT_HEADER)),
+            prompt_class=_prefix_class(http.headers.get(PREFIX_CLASS_HEADER)),
         )
         if isinstance(parsed, LoadOnly):
             ask.load_only = parsed.reason
@@ -249,6 +282,15 @@ class WarmRoutingService:
         counts = self.counters.rejected
         counts[reject.why] = counts.get(reject.why, 0) + 1
         return reject
+
+
+def _prefix_class(said: str | None) -> str:
+    """A class as the client declares it; empty when it is none that we know."""
+    word = (said or "").strip().lower()
+    return word if word in _PREFIX_CLASSES else ""
+
+
+_PREFIX_CLASSES = frozenset(PrefixClass)
 
 
 def _positive(value: object) -> int | None:

@@ -124,6 +124,17 @@ class Rendition(NamedTuple):
 # --- requests, candidates, decisions ------------------------------------------------------------------
 
 
+class Normalization(NamedTuple):
+    """What normalization did to the body of a request.
+
+    `outcome`: applied, dry-run (`changes` are what it would have done), unchanged, or skipped:REASON.
+    `changes`: how many, by rule; see `extproc.prompt.normalize_text.Rule`.
+    """
+
+    outcome: str
+    changes: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class RoutingRequest:
     """One request as the router sees it.
@@ -140,6 +151,7 @@ class RoutingRequest:
     `expected_output_tokens`: what the client says it expects, per sequence; None: nothing.
     `tenant`: whose request it is; empty: not known, or there are no tenants.
     `prompt_class`: what kind of prompt it is, as declared or learned; empty: not known.
+    `normalization`: what became of its body; None: it is not wanted.
     `subset`: endpoints the gateway, or the tenant's permission, restricts us to; None = all.
     `renditions`: by model revision, where one among the pool's workers differs in more than its weights.
     """
@@ -163,6 +175,7 @@ class RoutingRequest:
     renditions: Mapping[str, Rendition] = field(default_factory=dict)
     tenant: str = ""
     prompt_class: str = ""
+    normalization: Normalization | None = None
 
     @property
     def keyed_prompts(self) -> int:
