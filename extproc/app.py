@@ -27,6 +27,7 @@ from extproc.adapters.kv_subscriber import KvSource, KvSubscriber, resolve_kv_en
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.name_resolution import ResolutionSettings
 from extproc.adapters.policy_plugins import available_policies
+from extproc.adapters.prompt_normalizer import PromptNormalizer
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
 from extproc.adapters.telemetry.running import running_telemetry
@@ -37,6 +38,7 @@ from extproc.core.candidates import PoolFacts
 from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder
+from extproc.prompt.normalize import NormalizationMode
 from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
@@ -179,8 +181,16 @@ class App:
             )
         else:
             self._report(f"pool {pool.name}: no model path, so requests are routed by load only")
+        normalizer = load_normalizer(self.config, pool)
+        if normalizer is not None:
+            self._cleanup.callback(normalizer.close)
         return PoolContext(
-            pool.name, prompts, facts.model_revision, facts.tokenizer_revision, set(pool.model.names)
+            pool.name,
+            prompts,
+            facts.model_revision,
+            facts.tokenizer_revision,
+            set(pool.model.names),
+            normalizer,
         )
 
     def _worker_tokenizer(self, pool: Pool) -> WorkerTokenizer | None:
@@ -358,6 +368,21 @@ def load_encoder(pool: Pool) -> PromptEncoder | None:
         fast=model.fast_tokenizer,
         exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
         clock=datetime.now,
+    )
+
+
+def load_normalizer(config: Config, pool: Pool) -> PromptNormalizer | None:
+    """What normalizes the pool's requests; None when nobody wants that."""
+    section, tenants = pool.normalization, config.tenants
+    default, modes = section.mode, {}
+    if tenants is not None:
+        modes = {name: tenant.normalization or section.mode for name, tenant in tenants.policies.items()}
+        if tenants.unknown is not None:
+            default = tenants.unknown.normalization or section.mode
+    if {default, *modes.values()} == {NormalizationMode.DISABLED}:
+        return None
+    return PromptNormalizer(
+        section.rules(), default, tenant_modes=modes, budget_ms=config.limits.prompt_budget_ms
     )
 
 

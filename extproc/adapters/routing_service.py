@@ -209,9 +209,7 @@ class WarmRoutingService:
         """The request as it goes on; None when it goes on as it came, unseen."""
         if pool.normalizer is None or isinstance(parsed, LoadOnly):
             return None
-        normal = await pool.normalizer.normalize(
-            parsed, body=http.body, path=http.path, headers=http.headers
-        )
+        normal = await pool.normalizer.normalize(parsed, body=http.body, path=http.path, headers=http.headers)
         if normal.report is not None:
             counts = self.counters.normalization
             counts[normal.report.outcome] = counts.get(normal.report.outcome, 0) + 1
