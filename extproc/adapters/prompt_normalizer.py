@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from extproc.core.types import Normalization
 from extproc.prompt.normalize import NormalizationMode, NormalizationRules, Normalized, normalize
-from extproc.protocol.openai import InferenceRequest, parse_request
+from extproc.protocol.openai import InferenceRequest, LoadOnly, parse_request
 
 _log = logging.getLogger(__name__)
 
@@ -82,21 +82,10 @@ class PromptNormalizer:
             return _skipped(request, "content-encoding")
         try:
             result = await self._result(request, body)
-            if result.skipped is not None:
-                return _skipped(request, result.skipped)
-            changes = {str(rule): count for rule, count in sorted(result.counts.items())}
-            if not changes:
-                return NormalizedRequest(request, report=Normalization("unchanged", {}))
-            if mode is NormalizationMode.DRY_RUN:
-                return NormalizedRequest(request, report=Normalization("dry-run", changes))
-            changed = parse_request("POST", path, headers, result.body)
-            if isinstance(changed, InferenceRequest):
-                return NormalizedRequest(changed, result.body, Normalization("applied", changes))
-            reason = changed.reason
+            return _outcome(request, result, path, headers, dry_run=mode is NormalizationMode.DRY_RUN)
         except Exception:
             _log.exception("normalizing a %s request failed; it passes as it came", request.kind.value)
-            reason = "error"
-        return _skipped(request, reason)
+            return _skipped(request, "error")
 
     def close(self) -> None:
         """Start no more."""
@@ -120,6 +109,22 @@ class PromptNormalizer:
 
     def _done(self, _: "asyncio.Future[Normalized]") -> None:
         self._free += 1
+
+
+def _outcome(
+    request: InferenceRequest, result: Normalized, path: str, headers: Mapping[str, str], *, dry_run: bool
+) -> NormalizedRequest:
+    if result.skipped is not None:
+        return _skipped(request, result.skipped)
+    changes = {str(rule): count for rule, count in sorted(result.counts.items())}
+    if not changes:
+        return NormalizedRequest(request, report=Normalization("unchanged", {}))
+    if dry_run:
+        return NormalizedRequest(request, report=Normalization("dry-run", changes))
+    changed = parse_request("POST", path, headers, result.body)
+    if isinstance(changed, LoadOnly):
+        return _skipped(request, changed.reason)
+    return NormalizedRequest(changed, result.body, Normalization("applied", changes))
 
 
 def _skipped(request: InferenceRequest, why: str) -> NormalizedRequest:
