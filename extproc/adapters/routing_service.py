@@ -155,7 +155,7 @@ class WarmRoutingService:
 
     def served(self, lease_id: str, endpoint: str) -> None:
         """See `RoutingService`."""
-        self._router.on_served(lease_id, endpoint)
+        self._router.on_served(lease_id, endpoint, self._clock())
 
     def stream_ended(self, lease_id: str, *, cancelled: bool) -> None:
         """See `RoutingService`. Neither kind of end proves that the request is over."""

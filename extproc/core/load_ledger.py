@@ -47,6 +47,7 @@ class Lease:
     """One unfinished request on one worker. Mutable; owned by the ledger."""
 
     decision: Decision
+    candidate: Candidate  # its worker, as it looked when the decision was made
     worker: WorkerId
     generation: int
     uncovered_tokens: int
@@ -71,7 +72,7 @@ class Lease:
     @property
     def private_prompt_tokens(self) -> int:
         """Of its prompt, what does not fill a block that others could share."""
-        size = self.decision.chosen.block_size or 0
+        size = self.candidate.block_size or 0
         return max(0, self.decision.request.prompt_tokens - size * sum(map(len, self.reserved)))
 
     def unfinished_prefill_s(self, now: float) -> float:
@@ -205,6 +206,7 @@ class LoadLedger:
         chosen, request = decision.chosen, decision.request
         lease = Lease(
             decision=decision,
+            candidate=chosen,
             worker=chosen.worker,
             generation=generation,
             uncovered_tokens=chosen.uncovered_tokens,
@@ -218,7 +220,7 @@ class LoadLedger:
             run=Run.of(request.sequences, decision.output, request.max_output_tokens),
         )
         self._leases[lease.id] = lease
-        self._enter(lease, chosen, now)
+        self._enter(lease, now)
         return lease
 
     def booked_since_ms(self, lease: Lease) -> float:
@@ -274,10 +276,11 @@ class LoadLedger:
         if lease is None or lease.worker == candidate.worker:
             return
         self._leave(lease, now)
-        lease.worker, lease.generation, lease.reserved = candidate.worker, generation, reserved
+        lease.candidate, lease.worker = candidate, candidate.worker
+        lease.generation, lease.reserved = generation, reserved
         lease.uncovered_tokens = candidate.uncovered_tokens
         lease.run = Run.of(lease.sequences, lease.decision.output, lease.decision.request.max_output_tokens)
-        self._enter(lease, candidate, now)
+        self._enter(lease, now)
 
     def release(self, lease_id: str, now: float) -> Lease | None:
         """End a lease. Returns it the first time, None ever after."""
@@ -299,14 +302,14 @@ class LoadLedger:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _enter(self, lease: Lease, candidate: Candidate, now: float) -> None:
+    def _enter(self, lease: Lease, now: float) -> None:
         """Book a lease on its worker, at the end of the queue."""
         worker = lease.worker
         book = self._books.get(worker)
         if book is None:
             book = self._books[worker] = _Book(DecodeClock(now), prefill_free_at=now)
         self._advance(book, now)
-        prefill_ms = 0.0 if lease.first_token_at is not None else candidate.cost.prefill_ms
+        prefill_ms = 0.0 if lease.first_token_at is not None else lease.candidate.cost.prefill_ms
         lease.prefill_start = max(now, book.prefill_free_at)
         lease.prefill_end = lease.prefill_start + prefill_ms / 1000.0
         lease.booked_before_ms = self._booked_ms[worker] = self._booked_ms.get(worker, 0.0) + prefill_ms

@@ -42,7 +42,7 @@ class Released:
 
 def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
     """Endpoints this request failed at."""
-    chosen, served = lease.worker.endpoint, completion.served_by
+    chosen, served = lease.decision.chosen.worker.endpoint, completion.served_by
     if completion.outcome is Outcome.FAILED:
         return (served or chosen,)
     if completion.outcome is Outcome.REJECTED:

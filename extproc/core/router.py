@@ -209,11 +209,24 @@ class Router:
             if undelivered or not self._access_log_open:
                 lease.expires_at = min(lease.expires_at, now + self.settings.stream_grace_s)
 
-    def on_served(self, lease_id: str, endpoint: str) -> None:
-        """The gateway says who really serves this request."""
+    def on_served(self, lease_id: str, endpoint: str, now: float) -> None:
+        """The gateway says who really serves this request: it is load there."""
         lease = self.ledger.get(lease_id)
-        if lease is not None:
-            lease.served_by = endpoint
+        if lease is None:
+            return
+        lease.served_by = endpoint
+        if endpoint == lease.worker.endpoint:
+            return
+        elsewhere = next((c for c in lease.decision.candidates if c.worker.endpoint == endpoint), None)
+        here, there = self.table.get(lease.worker), self.table.get(elsewhere.worker) if elsewhere else None
+        if here is None or there is None or elsewhere is None:
+            return
+        alike = elsewhere.block_size == lease.candidate.block_size and here.revision == there.revision
+        reserved = lease.reserved if alike else ()
+        self._unreserve(lease)
+        for hashes in reserved:
+            self.index.reserve(there.id, hashes)
+        self.ledger.move(lease_id, elsewhere, there.generation, reserved, now)
 
     def on_access_log(self, *, is_open: bool) -> None:
         """Whether any access log stream is open."""
@@ -452,14 +465,14 @@ class Router:
     def _audit(self, released: Released) -> None:
         """Hold the prediction against what the engine reports; doubt what it disproves."""
         lease, completion = released.lease, released.completion
-        worker, block_size = lease.worker, lease.decision.chosen.block_size
+        worker, block_size = lease.worker, lease.candidate.block_size
         predicted, actual = released.predicted_cached_tokens, completion.cached_tokens
         state = self.table.get(worker)
         if predicted is None or actual is None or block_size is None or lease.sequences != 1:
             return
         if state is None or completion.served_by not in (None, worker.endpoint):
             return
-        now, chosen, request = released.released_at, lease.decision.chosen, lease.decision.request
+        now, chosen, request = released.released_at, lease.candidate, lease.decision.request
         chain = lease.reserved[0] if lease.reserved else ()
         self.doubts.audit(
             worker,
@@ -502,7 +515,7 @@ class Router:
             return
         if completion.served_by not in (None, worker.endpoint):
             return
-        block_size = lease.decision.chosen.block_size
+        block_size = lease.candidate.block_size
         if completion.cached_tokens is not None and block_size is not None and lease.sequences == 1:
             self.assumed.forget(worker, lease.reserved[0][completion.cached_tokens // block_size :])
         capacity = None if state.metrics is None else state.metrics.num_gpu_blocks

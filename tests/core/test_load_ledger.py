@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from extproc.core.load_ledger import IDLE, LoadLedger
-from tests.support.core import decision, worker
+from extproc.core.types import CostBreakdown
+from tests.support.core import candidate, decision, worker
 
 
 def admit(ledger, lease_id, n=0, now=0.0, **fields):
@@ -77,6 +78,89 @@ def test_one_lease_per_id():
         admit(ledger, "a", n=1)
 
 
+def test_without_signals_decoding_progresses_as_expected():
+    ledger = LoadLedger(lambda worker, sequences, context: 10.0 * sequences)
+    admit(ledger, "a", prompt_tokens=100, prefill_ms=200.0, output=1000.0)
+    assert ledger.load(worker(), 0.2).context_tokens == 100
+    assert ledger.load(worker(), 1.2).context_tokens == 200
+    # From here on there are two in the batch, and a step takes twice as long.
+    admit(ledger, "b", prompt_tokens=50, prefill_ms=0.0, output=1000.0, now=1.2)
+    ledger.first_token("b", 1.2)
+    assert ledger.load(worker(), 2.2).context_tokens == 200 + 50 + 50 + 50
+    ledger.release("a", 2.2)
+    assert ledger.load(worker(), 3.2).context_tokens == 50 + 50 + 100
+
+
+def test_signals_correct_what_was_expected():
+    ledger = LoadLedger(lambda *_: 10.0)
+    lease = admit(ledger, "a", prompt_tokens=100, prefill_ms=0.0, output=1000.0)
+    assert ledger.generated_tokens(lease, 1.0) == pytest.approx(100)
+    ledger.first_token("a", 1.0)  # it had not begun at all
+    assert ledger.load(worker(), 1.0).context_tokens == 100
+    ledger.progress("a", 30, 2.0)
+    assert ledger.load(worker(), 2.0).context_tokens == 130
+    ledger.progress("a", 5, 2.5)
+    assert ledger.load(worker(), 3.0).context_tokens == 100 + 35 + 50
+
+
+def test_progress_is_a_first_token_whose_signal_was_lost():
+    ledger = LoadLedger(lambda *_: 10.0)
+    admit(ledger, "a", prefill_ms=5000.0)
+    ledger.progress("a", 3, 0.1)
+    assert ledger.load(worker(), 0.1).queued_prefill_ms == 0.0
+    assert ledger.first_token("a", 0.2) is None
+
+
+def test_what_is_about_to_end_shares_fewer_steps_than_what_goes_on():
+    ledger = LoadLedger(lambda *_: 10.0)
+    admit(ledger, "short", 0, prefill_ms=0.0, output=50.0)
+    admit(ledger, "long", 1, prefill_ms=0.0, output=5000.0)
+    assert ledger.steps_beside(worker(0), 1000.0, 0.0) < ledger.steps_beside(worker(1), 1000.0, 0.0)
+    assert ledger.steps_beside(worker(1), 1000.0, 0.0) == pytest.approx(1000.0)
+    assert ledger.steps_beside(worker(2), 1000.0, 0.0) == 0.0
+
+
+def test_a_retry_elsewhere_takes_its_load_along():
+    ledger = LoadLedger(lambda *_: 10.0)
+    lease = admit(ledger, "a", prompt_tokens=100, prefill_ms=500.0, output=50.0)
+    ledger.move("a", candidate(1, uncovered=40, cost=CostBreakdown(0.0, 200.0, 0.0, 0.0)), 7, (), 0.1)
+    assert ledger.load(worker(0), 0.1) == IDLE
+    there = ledger.load(worker(1), 0.1)
+    assert (there.active, there.context_tokens, there.queued_prefill_ms) == (1, 100, pytest.approx(200.0))
+    assert (lease.worker, lease.generation, lease.uncovered_tokens) == (worker(1), 7, 40)
+    assert ledger.drop_worker(worker(0)) == ()
+    assert ledger.release("a", 0.2) is lease
+    assert ledger.load(worker(1), 0.2) == IDLE
+
+
+def test_shared_blocks_are_private_to_nobody():
+    ledger = LoadLedger()
+    chain = tuple(range(5))  # 80 tokens
+    for lease_id in ("a", "b"):
+        ledger.admit(decision(lease_id, prompt_tokens=100), 1, (chain,), 0.0, 9.0)
+    load = ledger.load(worker(), 0.0)
+    assert (load.context_tokens, load.private_tokens) == (200, 40)
+
+
+def test_reading_a_load_costs_the_same_however_many_leases_there_are():
+    class Counting(dict):
+        reads = 0
+
+        def values(self):
+            Counting.reads += 1
+            return super().values()
+
+    ledger = LoadLedger(lambda *_: 10.0)
+    for n in range(300):
+        admit(ledger, str(n), prefill_ms=1.0)
+    book = ledger._books[worker()]
+    book.leases, book.prefilling = Counting(book.leases), dict(book.prefilling)
+    for n in range(20):
+        ledger.load(worker(), 0.01 * n)
+        ledger.steps_beside(worker(), 500.0, 0.01 * n)
+    assert Counting.reads == 0
+
+
 def unfinished(lease, now):
     whole = lease.prefill_end - lease.prefill_start
     return lease.unfinished_prefill_s(now) / whole if whole > 0.0 else 1.0
@@ -87,9 +171,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     leases = Bundle("leases")
 
+    tpot = None  # nothing progresses but by signals
+
     def __init__(self):
         super().__init__()
-        self.ledger = LoadLedger()
+        self.ledger = LoadLedger(self.tpot)
         self.now = 0.0
         self.count = 0
         self.open = {}
@@ -126,6 +212,13 @@ class LedgerMachine(RuleBasedStateMachine):
         if lease in self.open:
             self.open[lease][1] += max(0, tokens)
 
+    @rule(lease=leases, n=st.integers(0, 2), prefill=st.integers(0, 500))
+    def served_elsewhere(self, lease, n, prefill):
+        there = candidate(n, cost=CostBreakdown(0.0, float(prefill), 0.0, 0.0))
+        self.ledger.move(lease, there, 1, (), self.now)
+        if lease in self.open:
+            self.open[lease][0] = n
+
     @rule(lease=consumes(leases) | leases)
     def release(self, lease):
         found = self.ledger.release(lease, self.now)
@@ -148,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
             mine = [x for x in self.open.values() if x[0] == n]
             load = self.ledger.load(worker(n), self.now)
             assert load.active == len(mine)
-            assert load.context_tokens == sum(x[1] for x in mine)
+            self.context_agrees(load, mine)
             assert load.sequences == sum(x[2] for x in mine)
             assert load.queued_prefill_ms >= 0.0
             assert load.queued_prefill_tokens == pytest.approx(
@@ -162,6 +255,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.sequences(worker(n)) == load.sequences
             if not mine:
                 assert load == IDLE
+
+    def context_agrees(self, load, mine):
+        assert load.context_tokens == sum(x[1] for x in mine)
 
     @invariant()
     def prefill_intervals_do_not_overlap(self):
@@ -182,3 +278,34 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class ProgressingMachine(LedgerMachine):
+    """The same where decoding is expected to progress, at a pace that changes with the load."""
+
+    tpot = staticmethod(lambda worker, sequences, context: 5.0 + sequences + context / 1000.0)
+
+    def context_agrees(self, load, mine):
+        prompts = sum(
+            lease.decision.request.prompt_tokens for lease in self.ledger.leases(self.worker_of(mine))
+        )
+        generated = sum(
+            self.ledger.generated_tokens(lease, self.now)
+            for lease in self.ledger.leases(self.worker_of(mine))
+        )
+        assert load.context_tokens == pytest.approx(prompts + generated, abs=1.0)
+        assert 0 <= load.private_tokens <= load.context_tokens
+
+    def worker_of(self, mine):
+        return worker(mine[0][0]) if mine else worker(99)
+
+    @invariant()
+    def nothing_is_negative_and_reports_are_minima(self):
+        for lease in self.ledger:
+            assert self.ledger.generated_tokens(lease, self.now) >= lease.reported_tokens - 1e-6
+        for n in range(3):
+            assert self.ledger.steps_beside(worker(n), 100.0, self.now) >= 0.0
+
+
+TestProgressingMachine = ProgressingMachine.TestCase
+TestProgressingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -9,6 +9,8 @@ from extproc.core.types import (
     CostBreakdown,
     Decision,
     EngineMetrics,
+    LengthEstimate,
+    LengthSource,
     Member,
     Reason,
     RoutingRequest,
@@ -55,10 +57,22 @@ def candidate(n=0, *, cached=0, uncovered=100, cost=None, active=0, queued=0.0, 
     )
 
 
-def decision(lease_id="l", n=0, *, prompt_tokens=100, prefill_ms=100.0, uncovered=100, now=0.0, sequences=1):
+def decision(
+    lease_id="l",
+    n=0,
+    *,
+    prompt_tokens=100,
+    prefill_ms=100.0,
+    uncovered=100,
+    now=0.0,
+    sequences=1,
+    output=None,
+):
     chosen = candidate(n, uncovered=uncovered, cost=CostBreakdown(0.0, prefill_ms, 0.0, 0.0))
-    routed = request(prompt_tokens=prompt_tokens, sequences=sequences)
-    return Decision(lease_id, routed, (chosen,), Reason.COLD_IDLE, "token-load", now)
+    limit = 16 if output is None else None
+    routed = request(prompt_tokens=prompt_tokens, sequences=sequences, max_output=limit)
+    expected = None if output is None else LengthEstimate(output, output, LengthSource.MODEL)
+    return Decision(lease_id, routed, (chosen,), Reason.COLD_IDLE, "token-load", now, output=expected)
 
 
 def stored(tokens, *, block_size=BLOCK, first_handle=1, parent=None, **fields):
