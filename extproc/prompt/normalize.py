@@ -68,13 +68,23 @@ def normalize(kind: RequestKind, body: bytes, rules: NormalizationRules) -> Norm
         return Normalized.untouched(body, "too-large")
     counts = Counts()
     try:
-        root = parse_document(body)
-        edits = list(_text_edits(kind, root, rules.text, counts))
-        for tools in _tool_lists(kind, root):
-            edits += tool_edits(tools, rules.text, counts, key_order=rules.tool_key_order)
+        edits = find_edits(kind, body, rules, counts)
     except JsonEditError:
         return Normalized.untouched(body, "not-editable")
     return Normalized(apply_edits(body, edits) if edits else body, counts)
+
+
+def find_edits(kind: RequestKind, body: bytes, rules: NormalizationRules, counts: Counts) -> list[Edit]:
+    """The edits that normalize a body. Adds what they change to `counts`.
+
+    Raises:
+        JsonEditError: the body cannot be edited in place.
+    """
+    root = parse_document(body)
+    edits = list(_text_edits(kind, root, rules.text, counts))
+    for tools in _tool_lists(kind, root):
+        edits += tool_edits(tools, rules.text, counts, key_order=rules.tool_key_order)
+    return edits
 
 
 def _text_edits(kind: RequestKind, root: JsonValue, rules: TextRules, counts: Counts) -> Iterator[Edit]:
