@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "demo": "extproc.cli.demo",
     "check": "extproc.cli.check",
     "envoy-config": "extproc.cli.envoy_config",
+    "normalize": "extproc.cli.normalize",
     "engine": "extproc.cli.engine",
     "simulate": "extproc.cli.simulate",
 }
