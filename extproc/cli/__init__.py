@@ -18,8 +18,10 @@ COMMANDS: dict[str, str] = {
     "check": "extproc.cli.check",
     "envoy-config": "extproc.cli.envoy_config",
     "normalize": "extproc.cli.normalize",
+    "health": "extproc.cli.health",
     "engine": "extproc.cli.engine",
     "simulate": "extproc.cli.simulate",
+    "analyze": "extproc.cli.analyze",
 }
 
 

@@ -1,0 +1,58 @@
+"""`warmroute health`: ask a running Warmroute whether it is alive or ready. For container health checks."""
+
+import argparse
+
+import grpc
+
+from extproc import config as configuration
+from extproc.core.errors import WarmrouteError
+from extproc.pb import health_pb2
+from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.endpoint_picker import HEALTH_SERVICE
+
+HELP = "ask a running Warmroute whether it is alive or ready (exit code 0 or 1)"
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_STATUS = health_pb2.HealthCheckResponse.ServingStatus
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-c", "--config", metavar="FILE", help="ask where this configuration listens")
+    where.add_argument("--address", metavar="HOST:PORT", default="127.0.0.1:50051", help="ask here")
+    parser.add_argument(
+        "--service",
+        choices=("readiness", "liveness"),
+        default="readiness",
+        help="readiness: there is a worker to send requests to; liveness: it answers",
+    )
+    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS", help="longest wait")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask once, and print the answer.
+
+    Raises:
+        WarmrouteError: nobody answers in time, or the address is none.
+    """
+    address = _target(args)
+    with grpc.insecure_channel(str(address)) as channel:
+        check = channel.unary_unary(
+            f"/{HEALTH_SERVICE}/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            answer = check(health_pb2.HealthCheckRequest(service=args.service), timeout=args.timeout)
+        except grpc.RpcError as error:
+            details = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise WarmrouteError(f"no answer from {address}: {details}") from error
+    print(f"{args.service}: {_STATUS.Name(answer.status)}")
+    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
+
+
+def _target(args: argparse.Namespace) -> Address:
+    listen = configuration.load(args.config).listen if args.config is not None else args.address
+    address = parse_address(listen)
+    return address._replace(host=_ANY_HOST.get(address.host, address.host))

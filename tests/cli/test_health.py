@@ -1,0 +1,32 @@
+import asyncio
+
+import pytest
+
+from extproc.cli import main
+from tests.support.grpc_host import RecordingRouting, running
+from tests.support.ports import free_port
+
+
+async def ask(*arguments):
+    return await asyncio.to_thread(main, ["health", *arguments])
+
+
+async def test_readiness_and_liveness(tmp_path, capsys):
+    async with running(RecordingRouting()) as host:
+        where = ("--address", host.server.address)
+        assert await ask(*where) == 1
+        assert capsys.readouterr().out == "readiness: NOT_SERVING\n"
+        assert await ask(*where, "--service", "liveness") == 0
+        host.health.set_ready(True)
+        assert await ask(*where) == 0
+        config = tmp_path / "warmroute.yaml"
+        pools = "pools: [{discovery: {static: [10.0.0.1:8000]}}]"
+        config.write_text(f"listen: 0.0.0.0:{host.server.port}\n{pools}\n")
+        assert await ask("-c", str(config)) == 0
+        assert capsys.readouterr().out.endswith("readiness: SERVING\n")
+
+
+@pytest.mark.parametrize("address", ["nowhere", f"127.0.0.1:{free_port()}"])
+def test_nobody_there(capsys, address):
+    assert main(["health", "--address", address, "--timeout", "1"]) == 2
+    assert address in capsys.readouterr().err
