@@ -1,0 +1,136 @@
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from extproc.adapters.access_log_server import AccessLogCounters
+from extproc.adapters.ext_proc_server import ExtProcCounters
+from extproc.adapters.kv_subscriber import KvStreamStats
+from extproc.adapters.telemetry.catalogue import STATE_METRICS
+from extproc.adapters.telemetry.state_metrics import StateCollector, StateSources
+from extproc.core.candidates import PoolFacts
+from extproc.core.policies.token_load import TokenLoad
+from extproc.core.router import Router
+from tests.adapters.telemetry.values import Clock
+from tests.support.core import COSTS, NAMESPACE, members, metrics, request, stored, worker
+
+
+class Watched:
+    """A router with two workers; KV events of the first are followed."""
+
+    def __init__(self):
+        self.clock = Clock(100.0)
+        ids = iter(range(1000))
+        self.router = Router(
+            TokenLoad(COSTS),
+            Random(1),
+            new_lease_id=lambda: f"lease-{next(ids)}",
+            pools={"default": PoolFacts(NAMESPACE.model_revision, NAMESPACE.tokenizer_revision)},
+            costs=COSTS,
+        )
+        self.streams = {worker(0): KvStreamStats(messages=5, gaps=1, replays=2, resets=3, lag_s=0.25)}
+        self.ext_proc, self.access_log = ExtProcCounters(), AccessLogCounters()
+        self.router.on_membership(members(2), self.clock.now)
+        self.registry = CollectorRegistry()
+        self.collector = StateCollector(
+            StateSources.of(
+                self.router,
+                self.clock,
+                version="1.2.3",
+                kv_streams=lambda: self.streams,
+                ext_proc=self.ext_proc,
+                access_log=self.access_log,
+            )
+        )
+        self.registry.register(self.collector)
+
+    def value(self, name, n=None, **labels):
+        if n is not None:
+            labels |= {"pool": "default", "worker": str(worker(n))}
+        return self.registry.get_sample_value(f"warmroute_{name}", labels)
+
+
+@pytest.fixture
+def watched():
+    return Watched()
+
+
+def test_load_of_a_worker_is_what_the_router_counts(watched):
+    watched.router.on_metrics(worker(0).endpoint, {0: metrics(running=2, waiting=1, kv_usage=0.5)}, 100.0)
+    watched.router.on_scrape_failure(worker(1).endpoint)
+    watched.clock.now = 101.0
+    made = watched.router.schedule(request(range(200)), watched.clock.now)
+    number = 0 if made.chosen.worker == worker(0) else 1
+    watched.collector.count_routed(made.chosen.worker)
+    assert watched.value("worker_active_requests", number) == 1
+    assert watched.value("worker_active_requests", 1 - number) == 0
+    assert watched.value("worker_context_tokens", number) == 200
+    assert watched.value("worker_queued_prefill_tokens", number) == 200
+    assert watched.value("worker_queued_prefill_seconds", number) == pytest.approx(0.2)
+    assert watched.value("worker_requests_total", number) == 1
+    assert watched.value("leases") == 1
+    watched.clock.now = 103.5
+    assert watched.value("oldest_lease_seconds") == 2.5
+    assert watched.value("worker_engine_requests", 0, state="running") == 2
+    assert watched.value("worker_engine_requests", 0, state="waiting") == 1
+    assert watched.value("worker_kv_usage_ratio", 0) == 0.5
+    assert watched.value("worker_metrics_age_seconds", 0) == 3.5
+    # Never scraped: since it joined.
+    assert watched.value("worker_metrics_age_seconds", 1) == 3.5
+    assert watched.value("worker_scrape_failures", 1) == 1
+
+
+def test_readiness_of_workers_and_pools(watched):
+    for _ in range(3):
+        watched.router.on_scrape_failure(worker(1).endpoint)
+    assert [watched.value("worker_ready", n) for n in (0, 1)] == [1, 0]
+    assert watched.value("workers", pool="default", state="ready") == 1
+    assert watched.value("workers", pool="default", state="not-ready") == 1
+    assert watched.value("build_info", version="1.2.3", policy="token-load") == 1
+
+
+def test_signals_of_kv_events_are_there_for_workers_that_are_followed(watched):
+    watched.router.on_kv_events(worker(0), [stored(range(64))], 100.0)
+    watched.router.on_kv_trust(worker(0), "complete", trusted=True)
+    watched.clock.now = 107.0
+    assert watched.value("worker_kv_events_complete", 0) == 1
+    assert watched.value("worker_kv_events_complete", 1) is None
+    assert watched.value("worker_kv_event_age_seconds", 0) == 7.0
+    assert watched.value("worker_kv_event_lag_seconds", 0) == 0.25
+    assert watched.value("worker_kv_messages_total", 0) == 5
+    assert watched.value("worker_kv_gaps_total", 0) == 1
+    assert watched.value("worker_kv_replays_total", 0) == 2
+    assert watched.value("worker_kv_resets_total", 0) == 3
+    assert watched.value("worker_kv_blocks", 0, source="events") == 4
+    assert watched.value("index_blocks") == 4
+    assert watched.value("index_memory_bytes") > 0
+    assert watched.value("worker_trust_ratio", 0) == 1.0
+    assert watched.value("worker_diverging", 0) == 0
+
+
+def test_counters_of_the_servers(watched):
+    watched.ext_proc.active, watched.ext_proc.routing_errors, watched.ext_proc.passed_through = 3, 2, 7
+    watched.access_log.entries, watched.access_log.foreign, watched.access_log.open_streams = 9, 4, 1
+    assert watched.value("ext_proc_streams") == 3
+    assert watched.value("ext_proc_errors_total", kind="routing") == 2
+    assert watched.value("ext_proc_passed_through_total") == 7
+    assert watched.value("access_log_streams") == 1
+    assert watched.value("access_log_entries_total", kind="ours") == 5
+    assert watched.value("access_log_entries_total", kind="foreign") == 4
+
+
+def test_workers_that_left_leave_no_series(watched):
+    watched.collector.count_routed(worker(1))
+    watched.router.on_membership(members(1), 101.0)
+    assert watched.value("worker_ready", 1) is None
+    assert watched.value("worker_requests_total", 1) is None
+    # One that comes back is counted anew.
+    watched.router.on_membership(members(2), 102.0)
+    assert watched.value("worker_requests_total", 1) == 0
+
+
+def test_every_metric_of_the_state_has_a_series(watched):
+    watched.router.on_metrics(worker(0).endpoint, {0: metrics(kv_usage=0.1)}, 100.0)
+    watched.router.on_kv_events(worker(0), [stored(range(64))], 100.0)
+    found = {sample.name for family in watched.registry.collect() for sample in family.samples}
+    assert [metric.name for metric in STATE_METRICS if not found & set(metric.series)] == []
