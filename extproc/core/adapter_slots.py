@@ -79,7 +79,8 @@ class AdapterSlots:
 
     def on_use(self, worker: WorkerId, adapter: str | None) -> None:
         """A request for an adapter was sent to a worker."""
-        if adapter is not None:
+        registered = self._registered.get(worker.endpoint, frozenset())
+        if adapter is not None and adapter in registered:  # anything else is a name that a client made up
             self._slots.setdefault(worker, _Slots()).touch(adapter)
 
     def keep(self, is_member: Callable[[str], bool]) -> None:

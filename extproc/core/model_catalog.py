@@ -104,6 +104,10 @@ class ModelCatalog:
         )
         return model if known else None
 
+    def is_base(self, model: str) -> bool:
+        """Whether any pool serves a base model of this name."""
+        return any(self._serves_base(pool, model) for pool in self.configured)
+
     def names(self, pool: str) -> tuple[str, ...]:
         """Every name a pool is known to serve, base models first, sorted."""
         served = [one for one in self._served.values() if one.pool == pool]

@@ -5,13 +5,20 @@ each other: the second already pays for the first. The same object runs in the l
 clock, and over a recording.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.assumed_cache import AssumedCache
-from extproc.core.candidates import NOTHING_CONFIGURED, CandidateBuilder, Chains, PoolFacts
+from extproc.core.candidates import (
+    NOTHING_CONFIGURED,
+    CandidateBuilder,
+    PoolFacts,
+    PromptHashes,
+    prompt_hashes,
+)
 from extproc.core.cost import CostSettings
 from extproc.core.divergence import Audit
 from extproc.core.doubts import Doubts
@@ -24,6 +31,7 @@ from extproc.core.load_ledger import Lease, LoadLedger
 from extproc.core.outcomes import Released, suspects
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
+from extproc.core.rollout import Mode
 from extproc.core.trust import TrustBook, Verdict
 from extproc.core.types import (
     AllBlocksCleared,
@@ -75,6 +83,7 @@ class Router:
         rng: the only randomness, for ties.
         new_lease_id: makes ids of leases; they must be unguessable where clients are not trusted.
         pools: facts by pool name; a pool that is not named has none.
+        prompt_hashes: tells the hashes of a request's blocks.
         event_hashes: tells the hashes of blocks that KV events are about.
     """
 
@@ -89,6 +98,7 @@ class Router:
         pools: Mapping[str, PoolFacts],
         costs: CostSettings | None = None,
         settings: RouterSettings | None = None,
+        prompt_hashes: PromptHashes = prompt_hashes,
         event_hashes: EventHashes = event_chain,
     ) -> None:
         self.settings = settings or RouterSettings()
@@ -101,6 +111,7 @@ class Router:
         self._pools = dict(pools)
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
         self.ledger = LoadLedger(self._tpot_ms)
+        self.observed = LoadLedger()
         self.index = KvIndex(event_hashes=event_hashes)
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
@@ -119,6 +130,7 @@ class Router:
             pools=self._pools,
             costs=self.costs,
             stale_after_s=self.settings.stale_after_s,
+            prompt_hashes=prompt_hashes,
         )
         self._access_log_open = False
 
@@ -133,10 +145,6 @@ class Router:
         return self._pools
 
     # --- requests ----------------------------------------------------------------------------------
-
-    def block_hashes(self, request: RoutingRequest, now: float) -> Chains:
-        """What `schedule` looks up at `now`: block hashes by block size; nothing without a ready worker."""
-        return self._candidates.hashes(request, self.table.ready(request.pool, request.subset, now))
 
     def schedule(
         self, request: RoutingRequest, now: float, mark: Callable[[str], None] | None = None
@@ -161,7 +169,7 @@ class Router:
             reason=reason,
             policy=policy.name,
             decided_at=now,
-            shadow=self._shadows(request, candidates, tie_seed) if self._shadow else (),
+            shadow=self._shadows(request, candidates, tie_seed, policy),
             considered=len(candidates),
             tie_seed=tie_seed,
             inputs=policy.inputs(request),
@@ -176,10 +184,16 @@ class Router:
         if state is None:
             raise NoEndpointError(f"the policy {policy.name} chose {chosen.worker}, not a member")
         reserved = chains.get(chosen.block_size, ()) if chosen.block_size is not None else ()
+        expires_at = now + self.settings.lease_expiry_s
+        if request.mode is Mode.OBSERVE:  # the gateway chooses: nothing is known to be on its way anywhere
+            self.observed.admit(decision, state.generation, reserved, now, expires_at)
+            return decision
         for hashes in reserved:
             self.index.reserve(chosen.worker, hashes)
         self.adapters.on_use(chosen.worker, request.namespace.adapter)
-        self.ledger.admit(decision, state.generation, reserved, now, now + self.settings.lease_expiry_s)
+        self.ledger.admit(decision, state.generation, reserved, now, expires_at)
+        if not self._publishes(state):
+            self._assume_on_its_way(decision, reserved, state)
         return decision
 
     def on_first_token(self, lease_id: str, now: float) -> None:
@@ -236,7 +250,7 @@ class Router:
         """End a request: give back its load and learn from it. None when it had ended before."""
         lease = self.ledger.get(lease_id)
         if lease is None:
-            return None
+            return self._release_observed(lease_id, completion, now)
         load, beside_ms = self.ledger.load(lease.worker, now), self.ledger.booked_since_ms(lease)
         self.ledger.release(lease_id, now)
         if not self._lingers(lease, completion, now):
@@ -365,7 +379,8 @@ class Router:
                 self._lingering[worker] = left
             else:
                 del self._lingering[worker]
-        expired = [lease.id for lease in self.ledger if lease.expires_at <= now]
+        self.assumed.expire(now)
+        expired = [lease.id for lease in (*self.ledger, *self.observed) if lease.expires_at <= now]
         return self._release_lost(expired, "no access log entry came", now)
 
     # --- inside ------------------------------------------------------------------------------------
@@ -424,16 +439,23 @@ class Router:
             self.doubts.stored(worker, (block for block in stored if block is not None))
 
     def _shadows(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], tie_seed: int
+        self, request: RoutingRequest, candidates: Sequence[Candidate], tie_seed: int, acting: Policy
     ) -> tuple[ShadowChoice, ...]:
+        """What others would choose: those configured, and ours where a rollout lets another one act."""
         choices = []
-        for policy in self._shadow:
+        ours = (self._policy,) if request.mode is Mode.SHADOW and acting is not self._policy else ()
+        for policy in (*self._shadow, *ours):
             try:
                 ordered, reason = policy.order(request, candidates, _chance(tie_seed))
                 choices.append(ShadowChoice(policy.name, ordered[0], reason, policy.inputs(request)))
             except Exception:  # noqa: S112 - a shadow never affects the request, whatever it does
                 continue
         return tuple(choices)
+
+    def _release_observed(self, lease_id: str, completion: Completion, now: float) -> Released | None:
+        """End a request that the gateway sent where it liked: there is nothing to give back or to learn."""
+        lease = self.observed.release(lease_id, now)
+        return None if lease is None else Released(lease, completion, now)
 
     def _release_lost(self, lease_ids: Iterable[str], why: str, now: float) -> list[Released]:
         completion = Completion(Outcome.LOST, details=why)
@@ -503,24 +525,46 @@ class Router:
             state.kv_trusted = False
             state.kv_cause = verdict.value
 
+    def _publishes(self, state: WorkerState) -> bool:
+        """Whether KV events tell what a worker holds."""
+        return self.index.block_size(state.id) is not None and not state.kv_silent
+
+    def _assume_on_its_way(
+        self, decision: Decision, reserved: Sequence[tuple[int, ...]], state: WorkerState
+    ) -> None:
+        """A worker without KV events makes room for a request."""
+        size = decision.chosen.block_size
+        if size is None or len(reserved) != 1:
+            return
+        # While it decodes it holds half of its answer, on average.
+        tokens = decision.request.prompt_tokens + decision.output.expected / 2
+        self.assumed.admit(
+            state.id, decision.lease_id, reserved[0], math.ceil(tokens / size), _usable_blocks(state)
+        )
+
     def _assume(self, released: Released) -> None:
         """Remember what a worker without KV events has just served."""
         lease, completion = released.lease, released.completion
-        worker = lease.worker
+        worker, now = lease.worker, released.released_at
+        self.assumed.done(worker, lease.id, now)
         state = self.table.get(worker)
         if completion.outcome is not Outcome.FINISHED or not lease.reserved or state is None:
             return
-        publishes = self.index.block_size(worker) is not None and not state.kv_silent
-        if publishes or state.generation != lease.generation:
+        if self._publishes(state) or state.generation != lease.generation:
             return
         if completion.served_by not in (None, worker.endpoint):
             return
         block_size = lease.candidate.block_size
-        if completion.cached_tokens is not None and block_size is not None and lease.sequences == 1:
+        if block_size is None:
+            return
+        if completion.cached_tokens is not None and lease.sequences == 1:
             self.assumed.forget(worker, lease.reserved[0][completion.cached_tokens // block_size :])
-        capacity = None if state.metrics is None else state.metrics.num_gpu_blocks
+        # The last token that was generated is in no block yet.
+        tokens = lease.decision.request.prompt_tokens + (completion.output_tokens or 1) - 1
+        answer = max(0, tokens // block_size - sum(map(len, lease.reserved)))
         for chain in lease.reserved:
-            self.assumed.record(worker, chain, capacity)
+            self.assumed.record(worker, chain, _usable_blocks(state), now, answer)
+            answer = 0
 
     def _why_nothing_is_ready(self, request: RoutingRequest) -> str:
         members = [s for s in self.table.all() if s.member.pool == request.pool]
@@ -529,6 +573,12 @@ class Router:
         if request.subset is not None and not any(s.id.endpoint in request.subset for s in members):
             return "none of the endpoints the gateway allows is a member of the pool"
         return f"none of the {len(members)} workers of pool {request.pool!r} is ready"
+
+
+def _usable_blocks(state: WorkerState) -> int | None:
+    """KV blocks a worker can fill; one of them the engine keeps back (see `extproc.sim.block_pool`)."""
+    blocks = None if state.metrics is None else state.metrics.num_gpu_blocks
+    return None if blocks is None else max(0, blocks - 1)
 
 
 def _chance(seed: int) -> Random:

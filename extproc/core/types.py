@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from extproc.core.namespace import Namespace
+from extproc.core.rollout import Mode
 
 if TYPE_CHECKING:
     from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts
@@ -153,6 +154,8 @@ class RoutingRequest:
     `prompt_class`: what kind of prompt it is, as declared or learned; empty: not known.
     `normalization`: what became of its body; None: it is not wanted.
     `subset`: endpoints the gateway, or the tenant's permission, restricts us to; None = all.
+    `alias`: the model name the client used, where that was one. `template_version`: names the chat template.
+    `mode`: how far the decision is acted on, and `traffic_class`, the class that says so; empty: none.
     `renditions`: by model revision, where one among the pool's workers differs in more than its weights.
     """
 
@@ -173,6 +176,10 @@ class RoutingRequest:
     policy: str | None = None
     expected_output_tokens: int | None = None
     renditions: Mapping[str, Rendition] = field(default_factory=dict)
+    alias: str | None = None
+    template_version: str = ""
+    mode: Mode = Mode.ENFORCE
+    traffic_class: str = ""
     tenant: str = ""
     prompt_class: str = ""
     normalization: Normalization | None = None
