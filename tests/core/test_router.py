@@ -438,7 +438,7 @@ def test_assumptions_have_the_size_of_the_engines_cache():
     router.on_metrics(worker(0).endpoint, {0: metrics(num_gpu_blocks=25)}, 0.5)
     for n in range(10):
         serve(router, range(n * 1000, n * 1000 + 200), n + 1.0)
-    assert router.assumed.blocks(worker(0)) == 25
+    assert 20 < router.assumed.blocks(worker(0)) <= 24  # the engine keeps one back, and answers take room
     assert serve(router, range(200), 20.0).cached_tokens == 0
     assert serve(router, range(9000, 9200), 21.0).cached_tokens > 0
 

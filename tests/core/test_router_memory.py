@@ -67,7 +67,8 @@ def test_pitfall_50_distinct_prompts_without_end_take_bounded_memory(events):
     if events:
         assert (stats.blocks, stats.reservations) == (2 * CAPACITY, 0)
     else:
-        assert (stats.blocks, stats.reservations) == (0, 2 * CAPACITY)
+        assert stats.blocks == 0
+        assert CAPACITY < stats.reservations < 2 * CAPACITY  # answers take room as well
     assert len(router.ledger) == 0
     assert after - before < 75_000  # an entry per request, with its key, would be twice that
 
