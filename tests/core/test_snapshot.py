@@ -8,7 +8,7 @@ from extproc.core.policies import TokenLoad
 from extproc.core.router import Router
 from extproc.core.snapshot import snapshot
 from extproc.core.types import BlockRemoved, Completion, Outcome
-from tests.support.core import BLOCK, NAMESPACE, hashes, members, metrics, request, stored, worker
+from tests.support.core import BLOCK, NAMESPACE, members, metrics, request, stored, worker
 
 PROMPT = list(range(1, 330))
 
@@ -106,20 +106,3 @@ def test_it_shows_trouble_where_it_is():
     assert (zero.faults.unknown_removes, zero.faults.orphans) == (2, 2)
     assert not any(one.faults)
     assert (one.ready, two.ready, two.scrape_failures) == (True, False, 3)
-
-
-def test_the_hashes_of_a_request_are_those_that_schedule_looks_up():
-    router = make_router()
-    router.on_metrics(worker(1).endpoint, {0: metrics(block_size=32)}, 0.0)
-    asked = request(PROMPT)
-    found = router.block_hashes(asked, 1.0)
-    assert found == {16: (tuple(hashes(PROMPT)),), 32: (tuple(hashes(PROMPT, 32)),)}
-    asked.chains, asked.prompts = found, ()
-    assert router.schedule(asked, 1.0).candidates == make_like().schedule(request(PROMPT), 1.0).candidates
-    assert router.block_hashes(request(()), 1.0) == {}
-
-
-def make_like():
-    other = make_router()
-    other.on_metrics(worker(1).endpoint, {0: metrics(block_size=32)}, 0.0)
-    return other

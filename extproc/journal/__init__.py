@@ -1,0 +1,1 @@
+"""The journal: everything a router was told, so that what it decided can be decided again."""
