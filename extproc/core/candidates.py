@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
@@ -45,6 +45,17 @@ class PoolFacts:
 
 NOTHING_CONFIGURED = PoolFacts()
 
+PromptHashes: TypeAlias = Callable[[RoutingRequest, int], tuple[tuple[int, ...], ...]]
+"""What `prompt_hashes` does. Another may stand for it where hashes are known and token ids are not."""
+
+
+def prompt_hashes(request: RoutingRequest, size: int) -> tuple[tuple[int, ...], ...]:
+    """Hashes of the blocks of `size` tokens that each prompt can hit."""
+    if request.chains is not None and size in request.chains:
+        return request.chains[size]
+    seed = request.namespace.seed
+    return tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
+
 
 class Hit(NamedTuple):
     """What one worker has of a prompt, in tokens: predicted on the GPU and in slower tiers, and doubted."""
@@ -70,6 +81,7 @@ class CandidateBuilder:
 
     Attributes:
         stale_after_s: engine metrics older than this are not used.
+        prompt_hashes: tells a request's block hashes.
     """
 
     ledger: LoadLedger
@@ -82,6 +94,7 @@ class CandidateBuilder:
     stale_after_s: float
     classes: PrefixClasses = field(default_factory=PrefixClasses)
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    prompt_hashes: PromptHashes = prompt_hashes
 
     def build(
         self,
@@ -122,11 +135,6 @@ class CandidateBuilder:
             learned = state.metrics.block_size
         return learned or self.pools.get(state.member.pool, NOTHING_CONFIGURED).block_size
 
-    def hashes(self, request: RoutingRequest, states: Sequence[WorkerState]) -> Chains:
-        """The request's block hashes, for every block size among `states`."""
-        sizes = {size for state in states if (size := self.block_size(state)) is not None}
-        return {size: _chains(request, size) for size in sorted(sizes)} if request.keyed_prompts else {}
-
     def _match(
         self, request: RoutingRequest, states: Sequence[WorkerState], now: float
     ) -> tuple[dict[WorkerId, Hit], Chains]:
@@ -138,7 +146,7 @@ class CandidateBuilder:
         sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
         suspended = {state.id for state in states if state.kv_suspended}
         for size in sorted(set(sizes.values())):
-            chains[size] = _chains(request, size)
+            chains[size] = self.prompt_hashes(request, size)
             for hashes in chains[size]:
                 for match in self.index.match(hashes):
                     if sizes.get(match.worker) == size and match.worker not in suspended:
@@ -246,11 +254,3 @@ class CandidateBuilder:
             position=position,
             priced=priced,
         )
-
-
-def _chains(request: RoutingRequest, size: int) -> tuple[tuple[int, ...], ...]:
-    """Hashes of the blocks of `size` tokens that each prompt can hit."""
-    if request.chains is not None and size in request.chains:
-        return request.chains[size]
-    seed = request.namespace.seed
-    return tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
