@@ -323,6 +323,12 @@ class Router:
 
     def on_kv_reset(self, worker: WorkerId) -> None:
         """What the worker held is no longer known."""
+        state = self.table.get(worker)
+        if state is not None:
+            state.kv_reset = True
+        self._forget(worker)
+
+    def _forget(self, worker: WorkerId) -> None:
         self.trust.forget(worker)
         self.doubts.clear(worker)
         self.assumed.drop(worker)
@@ -348,8 +354,12 @@ class Router:
 
     def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> list[Released]:
         """A scrape succeeded. Returns leases that the engine's counts prove lost."""
-        for worker in self.table.restarted(endpoint, by_rank):
-            self.assumed.drop(worker)
+        for state in self.table.restarted(endpoint, by_rank):
+            if not state.kv_reset:
+                if self._publishes(state):
+                    state.kv_trusted = False
+                    state.kv_cause = "the engine restarted, and its KV events did not say so"
+                self._forget(state.id)
         self.table.on_metrics(endpoint, by_rank, now)
         for rank, metrics in by_rank.items():
             self.adapters.on_metrics(WorkerId(endpoint, rank), metrics.adapters, metrics.max_adapters)
@@ -537,7 +547,8 @@ class Router:
         if size is None or len(reserved) != 1:
             return
         # While it decodes it holds half of its answer, on average.
-        tokens = decision.request.prompt_tokens + decision.output.expected / 2
+        answer = 0.0 if decision.output is None else decision.output.expected / 2
+        tokens = decision.request.prompt_tokens + answer
         self.assumed.admit(
             state.id, decision.lease_id, reserved[0], math.ceil(tokens / size), _usable_blocks(state)
         )

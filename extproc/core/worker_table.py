@@ -36,6 +36,7 @@ class WorkerState:
     revision: str | None = None  # of the model it serves; None: not known
     kv_trusted: bool = False
     kv_cause: str = "no KV events yet"
+    kv_reset: bool = False  # its KV events have begun anew since the last scrape
     kv_silent: bool = False  # its KV events have stopped without a word
     kv_suspended: bool = False  # the connection for KV events was lost: the engine may be another one now
 
@@ -137,8 +138,9 @@ class WorkerTable:
             if metrics is not None:
                 state.metrics = metrics
                 state.metrics_at = now
+                state.kv_reset = False
 
-    def restarted(self, endpoint: str, by_rank: Mapping[int, EngineMetrics]) -> tuple[WorkerId, ...]:
+    def restarted(self, endpoint: str, by_rank: Mapping[int, EngineMetrics]) -> tuple[WorkerState, ...]:
         """Workers whose counters in a new scrape are below the last ones: other processes than before."""
         out = []
         for state in self._by_endpoint.get(endpoint, ()):
@@ -146,7 +148,7 @@ class WorkerTable:
             before = None if state.metrics is None else state.metrics.prompt_tokens
             after = None if new is None else new.prompt_tokens
             if before is not None and after is not None and after < before:
-                out.append(state.id)
+                out.append(state)
         return tuple(out)
 
     def on_scrape_failure(self, endpoint: str) -> bool:

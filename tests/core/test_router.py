@@ -523,6 +523,26 @@ def test_doubts_end_when_all_events_are_known_again_or_the_cache_is_cleared():
     assert hits == {worker(0): (FULL, 0), worker(1): (0, 0)}
 
 
+def test_a_restart_that_only_the_counters_tell_of_empties_the_worker():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.5)
+    router.on_kv_trust(worker(0), "complete", trusted=True)
+    for tokens in (500.0, 3.0):
+        router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=tokens)}, 1.0)
+    chosen = router.schedule(request(PROMPT), 2.0).chosen
+    assert (chosen.cached_tokens, chosen.doubtful_tokens) == (0, 0)
+    assert "did not say so" in router.table.get(worker(0)).kv_cause
+
+
+def test_a_restart_that_events_told_of_costs_nothing_twice():
+    router = make_router(1)
+    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=500.0)}, 1.0)
+    router.on_kv_reset(worker(0))
+    router.on_kv_events(worker(0), [stored(PROMPT)], 1.5)
+    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=3.0)}, 2.0)
+    assert router.schedule(request(PROMPT), 2.5).chosen.cached_tokens == FULL
+
+
 def test_lost_events_of_one_worker_cost_another_nothing():
     router = make_router(2)
     router.on_kv_events(worker(1), [stored(PROMPT)], 0.5)

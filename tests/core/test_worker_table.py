@@ -89,7 +89,7 @@ def test_counters_that_fall_are_a_restart():
     endpoint = worker(0).endpoint
     for tokens, expected in ((None, ()), (100.0, ()), (250.0, ()), (40.0, (worker(0),)), (60.0, ())):
         scrape = {0: metrics(prompt_tokens=tokens)}
-        assert table.restarted(endpoint, scrape) == expected
+        assert tuple(state.id for state in table.restarted(endpoint, scrape)) == expected
         table.on_metrics(endpoint, scrape, 1.0)
 
 

@@ -68,7 +68,6 @@ class Witness(HostedRouter):
             )
         super().on_finished(request_id, cached, output, now)
 
-
     def on_kv_restart(self, worker: int) -> None:
         """As the subscriber says it, once it has compared a replay with what it knows."""
         self.router.on_kv_reset(self._workers[worker])
