@@ -20,7 +20,7 @@ SOON = 50  # requests after which belief must be right again
 
 FAULTS = {
     "none": None,
-    "gap": Fault("gap", FAULT_AT, HIT, lasts=4.0),
+    "gap": Fault("gap", FAULT_AT, HIT, lasts=10.0),
     "silent": Fault("silent", FAULT_AT, HIT),
     "restart": Fault("restart", FAULT_AT, HIT),
     "wiped": Fault("wiped", FAULT_AT, HIT),
