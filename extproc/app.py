@@ -5,9 +5,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -17,31 +15,36 @@ import aiohttp
 from extproc import __version__
 from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.decision_writer import DecisionLog
-from extproc.adapters.discovery import Discovery, DnsDiscovery, FileDiscovery, Source, StaticDiscovery
+from extproc.adapters.discovery import Discovery
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
-from extproc.adapters.kubernetes_discovery import KubernetesDiscovery, KubernetesSettings
-from extproc.adapters.kv_subscriber import KvSource, KvSubscriber, resolve_kv_endpoint
+from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
-from extproc.adapters.name_resolution import ResolutionSettings
 from extproc.adapters.policy_plugins import available_policies
-from extproc.adapters.prompt_normalizer import PromptNormalizer
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
 from extproc.adapters.telemetry.running import running_telemetry
 from extproc.adapters.telemetry.state_metrics import StateSources
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
-from extproc.config import Config, ConfigError, Pool
+from extproc.assembly import (
+    admission_of,
+    kv_sources,
+    load_encoder,
+    load_normalizer,
+    load_revisions,
+    sources_of,
+)
+from extproc.config import Config, Pool
 from extproc.core.candidates import PoolFacts
+from extproc.core.rollout import Mode
 from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder
-from extproc.prompt.normalize import NormalizationMode
-from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
+from extproc.protocol.tenant_identity import namespaces
 
 _TICK_S = 0.5
 _STOP_GRACE_S = 2.0
@@ -93,16 +96,18 @@ class App:
     async def _start(self) -> None:
         config = self.config
         encoders = {pool.name: load_encoder(pool) for pool in config.pools}
+        self._revisions = {pool.name: load_revisions(pool) for pool in config.pools}
         self._build_router(encoders)
         self._log = DecisionLog(config.decision_log.path, self._report, config.decision_log.settings())
         self._cleanup.callback(self._log.close)
         contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
+        self.admission = admission_of(config)
         self.telemetry = await self._cleanup.enter_async_context(
             running_telemetry(
                 os.environ,
                 version=__version__,
                 clock=self._clock,
-                is_base_model=lambda name: any(name in pool.base_models for pool in contexts.values()),
+                is_base_model=self.admission.catalog.is_base,
                 report=self._report,
             )
         )
@@ -117,12 +122,20 @@ class App:
             session_header=config.session_header,
             policy_header=config.policy_header,
             telemetry=self.telemetry,
+            admission=self.admission,
+            rollout=config.rollout.settings(),
+            baseline=config.rollout.baseline,
+            on_unknown_model=self._look_at_models,
         )
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
             on_failure=self._on_scrape_failure,
             on_models=self._on_models,
-            settings=ScrapeSettings(config.scrape.interval_s, config.scrape.timeout_s),
+            settings=ScrapeSettings(
+                config.scrape.interval_s,
+                config.scrape.timeout_s,
+                models_interval_s=config.scrape.models_interval_s,
+            ),
         )
         self._subscriber = KvSubscriber(
             on_events=self._on_kv_events,
@@ -150,16 +163,26 @@ class App:
         for pool in config.pools:
             encoder = encoders[pool.name]
             revision = "" if encoder is None else encoder.tokenizer_revision
-            facts[pool.name] = PoolFacts(pool.model.revision, revision, pool.block_size)
+            facts[pool.name] = PoolFacts(
+                pool.model.revision,
+                revision,
+                pool.block_size,
+                learn_revision=pool.model.revision_from == "models",
+                tokenizer_revisions={
+                    name: other.tokenizer_revision for name, other in self._revisions[pool.name].items()
+                },
+            )
         self._facts = facts
         policies = available_policies()
-        may_choose = config.policy_header is not None
+        others = set(policies) if config.policy_header is not None else set[str]()
+        if Mode.SHADOW in config.rollout.settings().modes:
+            others.add(config.rollout.baseline)
         self.router = Router(
             policies[config.policy](costs),
             Random(config.seed),  # noqa: S311 - breaks ties, guards nothing
             new_lease_id=lambda: secrets.token_urlsafe(_TICKET_BYTES),
             pools=facts,
-            others=[policy(costs) for policy in policies.values()] if may_choose else (),
+            others=[policy(costs) for name, policy in policies.items() if name in others],
             shadow=[policies[name](costs) for name in config.shadow],
             costs=costs,
             settings=config.router_settings(),
@@ -169,12 +192,7 @@ class App:
         facts = self._facts[pool.name]
         prompts = None
         if encoder is not None:
-            prompts = PromptService(
-                encoder,
-                budget_ms=self.config.limits.prompt_budget_ms,
-                worker_tokenizer=self._worker_tokenizer(pool),
-            )
-            self._cleanup.callback(prompts.close)
+            prompts = self._prompts(pool, encoder)
             self._report(
                 f"pool {pool.name}: encoding with {encoder.encoder.name}"
                 + (f" ({encoder.encoder.note})" if encoder.encoder.note else "")
@@ -191,7 +209,21 @@ class App:
             facts.tokenizer_revision,
             set(pool.model.names),
             normalizer,
+            revisions={
+                name: (other.tokenizer_revision, self._prompts(pool, other))
+                for name, other in self._revisions[pool.name].items()
+            },
+            template_version="" if encoder is None else encoder.template_version,
         )
+
+    def _prompts(self, pool: Pool, encoder: PromptEncoder) -> PromptService:
+        prompts = PromptService(
+            encoder,
+            budget_ms=self.config.limits.prompt_budget_ms,
+            worker_tokenizer=self._worker_tokenizer(pool),
+        )
+        self._cleanup.callback(prompts.close)
+        return prompts
 
     def _worker_tokenizer(self, pool: Pool) -> WorkerTokenizer | None:
         if pool.model.worker_tokenize == "off":
@@ -208,7 +240,13 @@ class App:
     async def _serve(self) -> None:
         config = self.config
         ext_proc = ExtProcService(
-            self.service, ExtProcSettings(max_body_bytes=config.limits.body_bytes, test_mode=config.test_mode)
+            self.service,
+            ExtProcSettings(
+                max_body_bytes=config.limits.body_bytes,
+                test_mode=config.test_mode,
+                namespaces=namespaces(() if config.tenants is None else config.tenants.sources()),
+                fail_closed=config.fail_closed,
+            ),
         )
         access_log = AccessLogService(self.service)
         self.telemetry.watch(
@@ -248,16 +286,23 @@ class App:
         self.service.finish(*released)
         for worker in change.added:
             self._report(f"worker {worker} joined")
+        for worker in change.reseeded:
+            self._report_revision(worker)
+        endpoints = {member.endpoint for member in members}
+        self.admission.catalog.keep(endpoints.__contains__)
         for worker in change.removed:
             self._report(f"worker {worker} left")
             self.telemetry.kv_forgotten(worker)
             self._complaints.pop(worker, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
-        self._follow_kv_events(members)
+        self._follow_kv_events(members, change.reseeded)
         self._update_health()
 
-    def _follow_kv_events(self, members: Sequence[Member]) -> None:
-        """Subscribe to what can be; an address that is wrong costs one worker its events, and no request."""
+    def _follow_kv_events(self, members: Sequence[Member], anew: Collection[WorkerId] = ()) -> None:
+        """Subscribe to what can be; an address that is wrong costs one worker its events, and no request.
+
+        Streams of the workers in `anew` are read again from their beginning.
+        """
         sources: list[KvSource] = []
         problems: list[str] = []
         for member in members:
@@ -266,6 +311,8 @@ class App:
             except ValueError as error:
                 problems.append(f"{member.endpoint}: {error}")
         try:
+            if anew:
+                self._subscriber.set_sources([source for source in sources if source.worker not in anew])
             self._subscriber.set_sources(sources)
         except OSError as error:
             problems.append(str(error))
@@ -288,9 +335,26 @@ class App:
             self._report(f"worker {endpoint} is not ready: {error}")
             self._update_health()
 
+    def _look_at_models(self) -> None:
+        self._scraper.look_at_models()
+
     def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
+        base = [card for card in cards if card.parent is None]
+        adapters = [card.id for card in cards if card.parent is not None]
         for state in self.router.table.at(endpoint)[:1]:
-            self.service.models_learned(state.member.pool, [card.id for card in cards if card.parent is None])
+            self.service.models_learned(endpoint, state.member.pool, [card.id for card in base], adapters)
+        root = next((card.root for card in base if card.root), None)
+        reseeded = self.router.on_models(endpoint, root, adapters)
+        for worker in reseeded:
+            self._report_revision(worker)
+        if reseeded:
+            members = [member for pool in self._members.values() for member in pool]
+            self._follow_kv_events(members, reseeded)
+
+    def _report_revision(self, worker: WorkerId) -> None:
+        state = self.router.table.get(worker)
+        if state is not None:
+            self._report(f"worker {worker} serves model revision {state.revision!r}")
 
     def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
         self.router.on_kv_events(worker, events, self._clock())
@@ -344,106 +408,6 @@ class App:
             self.service.finish(*self.router.tick(self._clock()))
             self._update_health()
             self._report_complaints()
-
-
-def load_encoder(pool: Pool) -> PromptEncoder | None:
-    """The pool's encoder; None when no model path is configured.
-
-    Raises:
-        ConfigError: the model's files cannot be used.
-    """
-    model = pool.model
-    if model.path is None:
-        return None
-    if not Path(model.path).is_dir():
-        raise ConfigError(
-            f"pool {pool.name}: model path {model.path} is not a folder; it must hold tokenizer.json "
-            "and tokenizer_config.json, as the engine's model folder does"
-        )
-    return PromptEncoder.load(
-        model.path,
-        chat_template=model.chat_template,
-        content_format=model.content_format,
-        template_kwargs=model.template_kwargs,
-        fast=model.fast_tokenizer,
-        exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
-        clock=datetime.now,
-    )
-
-
-def load_normalizer(config: Config, pool: Pool) -> PromptNormalizer | None:
-    """What normalizes the pool's requests; None when nobody wants that."""
-    section, tenants = pool.normalization, config.tenants
-    default, modes = section.mode, {}
-    if tenants is not None:
-        modes = {name: tenant.normalization or section.mode for name, tenant in tenants.policies.items()}
-        if tenants.unknown is not None:
-            default = tenants.unknown.normalization or section.mode
-    if {default, *modes.values()} == {NormalizationMode.DISABLED}:
-        return None
-    return PromptNormalizer(
-        section.rules(), default, tenant_modes=modes, budget_ms=config.limits.prompt_budget_ms
-    )
-
-
-def sources_of(pool: Pool) -> list[Source]:
-    """Where the pool's members are learned from, in order of precedence."""
-    kv = pool.kv_events
-    template = Member(
-        endpoint="",
-        pool=pool.name,
-        dp_size=pool.dp_size,
-        kv_events=kv.endpoint if kv.enabled else None,
-        kv_replay=kv.replay if kv.enabled else None,
-        kv_bind=kv.bind,
-    )
-    sources: list[Source] = []
-    found = pool.discovery
-    if found.static:
-        sources.append(
-            StaticDiscovery(
-                [
-                    Member(
-                        endpoint=str(parse_address(worker.endpoint)),
-                        pool=pool.name,
-                        dp_size=worker.dp_size or pool.dp_size,
-                        kv_events=(worker.kv_events or template.kv_events) if kv.enabled else None,
-                        kv_replay=(worker.kv_replay or template.kv_replay) if kv.enabled else None,
-                        kv_bind=kv.bind,
-                    )
-                    for worker in found.static
-                ]
-            )
-        )
-    if found.file is not None:
-        sources.append(FileDiscovery(found.file, template))
-    if found.dns is not None:
-        resolution = ResolutionSettings(interval_s=found.dns.interval_s)
-        sources.append(DnsDiscovery(found.dns.name, found.dns.port, template, resolution))
-    if found.kubernetes is not None:
-        sources.append(KubernetesDiscovery(KubernetesSettings(**found.kubernetes.model_dump()), template))
-    return sources
-
-
-def kv_sources(member: Member, topic: str) -> list[KvSource]:
-    """The KV event streams of a member, one per data-parallel rank.
-
-    Raises:
-        ValueError: an address cannot be one of an engine; the message says why.
-    """
-    if member.kv_events is None:
-        return []
-    # Where the engines connect to us, a wildcard stays one.
-    host = "*" if member.kv_bind else parse_address(member.endpoint).host
-    sources = []
-    for worker in member.workers():
-        events, replay = (
-            None if template is None else resolve_kv_endpoint(template, host, worker.dp_rank)
-            for template in (member.kv_events, member.kv_replay)
-        )
-        if events is not None:
-            sources.append(KvSource(worker, events, replay, member.kv_bind, topic))
-    return sources
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -7,13 +7,10 @@ import pytest
 import yaml
 
 from extproc import config as configuration
-from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
-from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
 from extproc.adapters.routing import HttpRequest
-from extproc.app import App, kv_sources, load_encoder, sources_of
-from extproc.config import ConfigError
+from extproc.app import App
 from extproc.core.errors import WarmrouteError
-from extproc.core.types import Completion, Member, Outcome, WorkerId
+from extproc.core.types import Completion, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from tests.support.ports import free_port
@@ -67,7 +64,7 @@ async def test_it_starts_learns_of_its_engines_routes_and_leaves_nothing(tmp_pat
             states = app.router.table.all()
             await until(lambda: all(s.metrics and s.kv_cause != "no KV events yet" for s in states))
             assert {state.metrics.block_size for state in states} == {32}
-            await until(lambda: app.service._pools["default"].base_models == {"tiny"})
+            await until(lambda: app.admission.catalog.names("default") == ("tiny",))
             route = await app.ask()
             assert isinstance(route, Route)
             assert len(route.endpoints) == 2
@@ -206,58 +203,6 @@ async def test_before_it_starts_it_has_no_address(tmp_path):
     async with SimEngine() as engine:
         with pytest.raises(RuntimeError, match="not started"):
             _ = App(settings(tmp_path, engine), print).address
-
-
-def pool_of(**fields):
-    given = {"discovery": {"static": ["10.0.0.1:8000"]}, **fields}
-    return configuration.parse(yaml.safe_dump({"pools": [given]})).pools[0]
-
-
-def test_a_model_folder_that_is_none_is_an_error_that_says_what_it_must_hold():
-    assert load_encoder(pool_of()) is None
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        load_encoder(pool_of(model={"path": "/no/such/model"}))
-
-
-async def test_every_source_of_workers_is_used(tmp_path):
-    pool = pool_of(
-        dp_size=2,
-        discovery={
-            "static": [{"endpoint": "10.0.0.1:8000", "dp_size": 4, "kv_events": "tcp://*:7"}],
-            "file": str(tmp_path / "w.yaml"),
-            "dns": {"name": "engines", "port": 8000},
-            "kubernetes": {"service": "vllm", "port": "http"},
-        },
-    )
-    static, *others = sources_of(pool)
-    assert [type(source) for source in others] == [FileDiscovery, DnsDiscovery, KubernetesDiscovery]
-    assert isinstance(static, StaticDiscovery)
-    published = []
-    await static.start(lambda members: published.append(tuple(members)), print)
-    await static.close()
-    assert published[-1] == (
-        Member("10.0.0.1:8000", dp_size=4, kv_events="tcp://10.0.0.1:7", kv_replay="tcp://10.0.0.1:5558"),
-    )
-    off = pool_of(kv_events={"enabled": False})
-    published.clear()
-    (static,) = sources_of(off)
-    await static.start(lambda members: published.append(tuple(members)), print)
-    await static.close()
-    assert published[-1][0].kv_events is None
-
-
-def test_the_events_of_every_rank():
-    member = Member("10.0.0.1:8000", dp_size=2, kv_events="tcp://*:5557", kv_replay="tcp://*:5558")
-    first, second = kv_sources(member, "kv")
-    assert (first.endpoint, second.endpoint) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
-    assert second.replay_endpoint == "tcp://10.0.0.1:5559"
-    assert (second.worker, second.topic, second.bind) == (WorkerId("10.0.0.1:8000", 1), "kv", False)
-    bound = Member("10.0.0.1:8000", kv_events="tcp://*:5557", kv_bind=True)
-    (source,) = kv_sources(bound, "")
-    assert (source.endpoint, source.bind, source.replay_endpoint) == ("tcp://*:5557", True, None)
-    assert kv_sources(Member("10.0.0.1:8000"), "") == []
-    with pytest.raises(ValueError, match="port 0"):
-        kv_sources(Member("10.0.0.1:8000", kv_events="tcp://*:0"), "")
 
 
 async def test_port_that_is_free_can_be_chosen(tmp_path):

@@ -26,6 +26,14 @@ from extproc.protocol.tenant_identity import IdentitySource, identify
 _SALT = "cache_salt"
 
 
+class RefusedError(Exception):
+    """A request that may not go on; `reject` is the answer to the client."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.reject = reject
+
+
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """Who asks, and what they may do."""
@@ -52,7 +60,7 @@ class Body:
 
 
 class Admission:
-    """Decides who may go where.
+    """Decides who may go where. Every question may be answered with a `RefusedError`.
 
     Args:
         catalog: which pool serves which model.
@@ -75,47 +83,50 @@ class Admission:
         self._sources = tuple(sources)
         self._salter = salter
 
-    def visitor(self, http: HttpRequest) -> Visitor | Reject:
+    def visitor(self, http: HttpRequest) -> Visitor:
         """Who asks."""
         tenant = identify(self._sources, http.headers, http.metadata, http.attributes)
         policy = self.tenants.policy(tenant)
         if policy is None:
             who = "This tenant" if tenant else "A request that names no tenant"
-            return not_permitted(f"{who} may not use this service.")
+            raise RefusedError(not_permitted(f"{who} may not use this service."))
         return Visitor(tenant, policy)
 
-    def destination(self, visitor: Visitor, model: str | None) -> Destination | Reject:
+    def destination(self, visitor: Visitor, model: str | None) -> Destination:
         """Where a visitor's request for a model goes."""
         try:
             resolution = self.catalog.resolve(model)
         except UnknownModelError:
-            return unknown_model(model or "")
+            raise RefusedError(unknown_model(model or "")) from None
         for pool in resolution.pools:
             if visitor.policy.permits_pool(pool):
                 return Destination(pool, resolution.model, resolution.alias)
         what = f"the model `{model[:256]}`" if model else "this service"
-        return not_permitted(f"This tenant may not use {what}.")
+        raise RefusedError(not_permitted(f"This tenant may not use {what}."))
 
     def workers(
         self, visitor: Visitor, members: Iterable[WorkerId], subset: frozenset[str] | None
-    ) -> frozenset[str] | Reject | None:
+    ) -> frozenset[str] | None:
         """Endpoints the request may go to: those of `subset` that the tenant may use; None: all."""
         if visitor.policy.workers is None:
             return subset
-        permitted = frozenset(worker.endpoint for worker in members if visitor.policy.permits(worker))
-        if not permitted:
-            return not_permitted("This tenant may not use any of the workers that serve this.")
+        known = tuple(members)
+        permitted = frozenset(worker.endpoint for worker in known if visitor.policy.permits(worker))
+        if known and not permitted:
+            raise RefusedError(not_permitted("This tenant may not use any of the workers that serve this."))
         return permitted if subset is None else permitted & subset
 
     def body(
         self, visitor: Visitor, destination: Destination, http: HttpRequest, normalized: bytes | None
-    ) -> Body | Reject:
+    ) -> Body:
         """What goes on in the place of the body; `normalized` is what it was made into before, if it was."""
         salted = visitor.policy.isolation is Isolation.SALTED
         if not salted and destination.alias is None:
             return Body(normalized, None)
         if salted and not http.body_seen:
-            return not_isolable("The gateway does not show request bodies, so this cannot be served.", 503)
+            raise RefusedError(
+                not_isolable("The gateway does not show request bodies, so this cannot be served.", 503)
+            )
         body = http.body if normalized is None else normalized
         if not body:
             return Body(None, None)
@@ -123,7 +134,9 @@ class Admission:
             root = self._editable(http, body)
         except JsonEditError:
             if salted:
-                return not_isolable("Send one JSON object, in UTF-8 and not compressed.")
+                raise RefusedError(
+                    not_isolable("Send one JSON object, in UTF-8 and not compressed.")
+                ) from None
             return Body(normalized, None)
         edits = []
         if destination.alias is not None and (model := root.get("model")) is not None:

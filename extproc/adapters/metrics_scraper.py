@@ -93,6 +93,7 @@ class MetricsScraper:
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: dict[str, None] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._asked: set[asyncio.Task[None]] = set()
         self._plain: set[str] = set()
 
     async def start(self) -> None:
@@ -106,7 +107,7 @@ class MetricsScraper:
 
     async def close(self) -> None:
         """Stop all tasks; no callback comes after this."""
-        tasks = [task for group in self._tasks.values() for task in group]
+        tasks = [*self._asked, *(task for group in self._tasks.values() for task in group)]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
@@ -136,6 +137,15 @@ class MetricsScraper:
         for endpoint in self._endpoints:
             if endpoint not in self._tasks:
                 self._tasks[endpoint] = self._watch(endpoint)
+
+    def look_at_models(self) -> None:
+        """Read every `/v1/models` now, unless that is being done: a model was asked for that is not known."""
+        if self._session is None or self._asked:
+            return
+        for endpoint in self._endpoints:
+            task = asyncio.create_task(self._look_at_models(endpoint), name=f"models of {endpoint}")
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
 
     def _watch(self, endpoint: str) -> list[asyncio.Task[None]]:
         loops = [self._repeat(self._scrape, endpoint, self._settings.interval_s)]

@@ -1,12 +1,13 @@
 """One request, from what Envoy sent to where it goes: parse, tokenize, schedule, and account for its end.
 
-Whatever cannot be understood is routed by load. Only a body that no engine could read, and a pool with
-nothing ready, are refused.
+Whatever cannot be understood is routed by load. Refused are only a body that no engine could read, a pool
+with nothing ready, and what `admission` refuses: tenants where they may not go, and unknown models.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from extproc.adapters.admission import Admission, Body, Destination, RefusedError, Visitor
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_normalizer import NormalizedRequest, PromptNormalizer
 from extproc.adapters.prompt_service import PromptService
@@ -14,12 +15,14 @@ from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.adapters.telemetry.stages import DECIDE, PARSE, Stages
 from extproc.core.errors import NoEndpointError
+from extproc.core.model_catalog import ModelCatalog
 from extproc.core.namespace import Namespace
 from extproc.core.outcomes import Released
 from extproc.core.prefix_classes import PrefixClass
+from extproc.core.rollout import Mode, Rollout, Traffic
 from extproc.core.router import Router, fallbacks
-from extproc.core.types import Completion, Decision, Outcome, RoutingRequest
-from extproc.protocol.endpoint_picker import match_subset
+from extproc.core.types import Completion, Decision, Outcome, Rendition, RoutingRequest, WorkerId
+from extproc.protocol.endpoint_picker import POOL_HEADER, WORKERS_HEADER, match_subset
 from extproc.protocol.ext_proc_messages import PassThrough, Route
 from extproc.protocol.openai import BadRequest, InferenceRequest, LoadOnly, parse_request
 from extproc.protocol.rejections import Reject, no_ready_endpoint
@@ -35,9 +38,9 @@ _BYTES_PER_TOKEN = 4  # only for requests that are routed by load
 class PoolContext:
     """What the service knows of one pool.
 
-    `base_models` are served base model names, configured or learned from the engines; any other model name
-    is an adapter. While none is known, every request is taken to be for the base model. `normalizer`: None
-    leaves bodies alone.
+    `base_models` are the configured base model names. `normalizer`: None leaves bodies alone. `revisions`:
+    tokenizer revision and encoder of each other model revision whose prompts are rendered or encoded
+    differently. `template_version` names the chat template.
     """
 
     name: str
@@ -46,10 +49,8 @@ class PoolContext:
     tokenizer_revision: str
     base_models: set[str] = field(default_factory=set)
     normalizer: PromptNormalizer | None = None
-
-    def adapter(self, model: str) -> str | None:
-        """The adapter a model name stands for; None for the base model."""
-        return None if not self.base_models or model in self.base_models else model
+    revisions: Mapping[str, tuple[str, PromptService]] = field(default_factory=dict)
+    template_version: str = ""
 
 
 @dataclass(slots=True)
@@ -81,6 +82,10 @@ class WarmRoutingService:
         session_header: request header that names the session.
         policy_header: request header that may choose the policy; None: none may.
         telemetry: watches; None: one that nobody reads.
+        admission: who may go where; None: everyone everywhere.
+        rollout: how far decisions are acted on.
+        baseline: the policy that decides in mode shadow; the router must know it.
+        on_unknown_model: told when a model was refused that no pool is known to serve.
     """
 
     def __init__(
@@ -93,11 +98,20 @@ class WarmRoutingService:
         session_header: str = "x-session-id",
         policy_header: str | None = None,
         telemetry: Telemetry | None = None,
+        admission: Admission | None = None,
+        rollout: Rollout | None = None,
+        baseline: str | None = None,
+        on_unknown_model: Callable[[], None] = lambda: None,
     ) -> None:
         self._router = router
         self._telemetry = telemetry or Telemetry(clock)
         self._pools = dict(pools)
-        self._default = next(iter(pools.values()))
+        self._admission = admission or Admission(
+            ModelCatalog({name: tuple(pool.base_models) for name, pool in pools.items()})
+        )
+        self._rollout = rollout or Rollout()
+        self._baseline = baseline
+        self._on_unknown_model = on_unknown_model
         self._log = log
         self._clock = clock
         self._fallback_count = fallback_count
@@ -115,37 +129,29 @@ class WarmRoutingService:
 
     async def _route(self, request: HttpRequest, stages: Stages) -> Route | Reject | PassThrough:
         try:
-            parsed = self._parse(request)
-        except BadRequest as error:
-            return self._rejected(
-                Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
-            )
-        pool = self._pool_of(parsed.model)
-        stages.mark(PARSE)
-        try:
-            normal = await self._normalize(request, parsed, pool)
-            ask = await self._describe(request, normal.request if normal else parsed, pool, stages)
-        except BadRequest as error:
-            return self._rejected(
-                Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
-            )
-        if normal is not None:
-            ask.normalization = normal.report
-        try:
+            visitor, ask, body = await self._prepare(request, stages)
             decision = self._router.schedule(ask, self._clock(), stages.mark)
+        except RefusedError as error:
+            return self._rejected(error.reject)
+        except BadRequest as error:
+            return self._rejected(
+                Reject(error.status, error.message, "malformed", code=error.code, param=error.param)
+            )
         except NoEndpointError as error:
             return self._rejected(no_ready_endpoint(f"{error}; try again later."))
         self.counters.routed += 1
         if ask.load_only is not None:
             counts = self.counters.load_only
             counts[ask.load_only] = counts.get(ask.load_only, 0) + 1
-        endpoints = fallbacks(decision, self._fallback_count)
-        if request.override is not None:
-            endpoints = self._overridden(request.override)
+        endpoints = self._endpoints_of(request, decision, visitor)
         stages.mark(DECIDE)
         watched = self._telemetry.decided(request, decision, stages)
-        headers = {**self._headers(decision), **watched}
-        return Route(endpoints, decision.lease_id, headers, None if normal is None else normal.body)
+        headers = {**({} if endpoints is None else self._headers(decision)), **watched}
+        if len(self._pools) > 1:
+            headers[POOL_HEADER] = ask.pool
+        if visitor.policy.workers is not None:
+            headers[WORKERS_HEADER] = "named"
+        return Route(endpoints, decision.lease_id, headers, body)
 
     def first_body(self, lease_id: str) -> None:
         """See `RoutingService`."""
@@ -169,11 +175,9 @@ class WarmRoutingService:
         """See `RoutingService`."""
         self._router.on_access_log(is_open=open_streams > 0)
 
-    def models_learned(self, pool: str, base_models: Iterable[str]) -> None:
-        """An engine of `pool` told which base models it serves."""
-        context = self._pools.get(pool)
-        if context is not None:
-            context.base_models.update(base_models)
+    def models_learned(self, endpoint: str, pool: str, base: Iterable[str], adapters: Iterable[str]) -> None:
+        """A server of `pool` told everything it serves now."""
+        self._admission.catalog.on_models(endpoint, pool, base, adapters)
 
     def finish(self, *released: Released | None) -> None:
         """Audit and log leases that have ended."""
@@ -192,24 +196,72 @@ class WarmRoutingService:
 
     # --- inside ------------------------------------------------------------------------------------
 
+    async def _prepare(
+        self, request: HttpRequest, stages: Stages
+    ) -> tuple[Visitor, RoutingRequest, bytes | None]:
+        """Who asks, what is asked of the router, and the body that goes on (None: as it came).
+
+        Raises:
+            RefusedError: it may not go on.
+            BadRequest: no engine could read it.
+        """
+        visitor = self._admission.visitor(request)
+        parsed = self._parse(request)
+        where = self._destination(visitor, parsed)
+        pool = self._pools[where.pool]
+        permitted = self._admission.workers(visitor, self._members(pool.name), self._subset(request))
+        stages.mark(PARSE)
+        normal = await self._normalize(request, parsed, pool, visitor.tenant)
+        goes_on = self._admission.body(visitor, where, request, None if normal is None else normal.body)
+        ask = self._ask(request, parsed, where, visitor, goes_on)
+        ask.subset = permitted
+        ask.normalization = None if normal is None else normal.report
+        await self._describe(ask, normal.request if normal else parsed, pool, stages)
+        self._set_mode(ask, request)
+        return visitor, ask, goes_on.body
+
     def _parse(self, request: HttpRequest) -> InferenceRequest | LoadOnly:
         if not request.body_seen:
             return LoadOnly("body-not-shown")
         return parse_request(request.method, request.path, request.headers, request.body)
 
-    def _pool_of(self, model: str | None) -> PoolContext:
-        for pool in self._pools.values():
-            if model in pool.base_models:
-                return pool
-        return self._default
+    def _destination(self, visitor: Visitor, parsed: InferenceRequest | LoadOnly) -> Destination:
+        try:
+            return self._admission.destination(visitor, parsed.model)
+        except RefusedError as error:
+            if error.reject.status == 404:
+                self._on_unknown_model()
+            raise
+
+    def _set_mode(self, ask: RoutingRequest, http: HttpRequest) -> None:
+        """How far the decision about a request will be acted on."""
+        key = ask.session_key or ask.request_id
+        traffic = Traffic(http.headers, ask.tenant, ask.pool, ask.alias or ask.model, key)
+        ask.mode, ask.traffic_class = self._rollout.of(traffic)
+        if ask.mode is Mode.SHADOW:
+            ask.policy = self._baseline
+
+    def _endpoints_of(
+        self, http: HttpRequest, decision: Decision, visitor: Visitor
+    ) -> tuple[str, ...] | None:
+        """What the gateway is told; None: it chooses."""
+        if http.override is not None:
+            members = self._members(decision.request.pool)
+            allowed = {worker.endpoint for worker in members if visitor.policy.permits(worker)}
+            return tuple(name for name in self._overridden(http.override) if name in allowed)
+        if decision.request.mode is Mode.OBSERVE:
+            return None
+        return fallbacks(decision, self._fallback_count)
 
     async def _normalize(
-        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext
+        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext, tenant: str
     ) -> NormalizedRequest | None:
         """The request as it goes on; None when it goes on as it came, unseen."""
         if pool.normalizer is None or isinstance(parsed, LoadOnly):
             return None
-        normal = await pool.normalizer.normalize(parsed, body=http.body, path=http.path, headers=http.headers)
+        normal = await pool.normalizer.normalize(
+            parsed, body=http.body, path=http.path, headers=http.headers, tenant=tenant
+        )
         if normal.report is not None:
             counts = self.counters.normalization
             counts[normal.report.outcome] = counts.get(normal.report.outcome, 0) + 1
@@ -219,26 +271,41 @@ class WarmRoutingService:
                     changes[rule] = changes.get(rule, 0) + count
         return normal
 
-    async def _describe(
-        self, http: HttpRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext, stages: Stages
+    def _ask(
+        self,
+        http: HttpRequest,
+        parsed: InferenceRequest | LoadOnly,
+        where: Destination,
+        visitor: Visitor,
+        goes_on: Body,
     ) -> RoutingRequest:
-        model = parsed.model or ""
-        ask = RoutingRequest(
+        """What is known of a request without its prompt."""
+        pool = self._pools[where.pool]
+        adapter = self._admission.catalog.adapter(pool.name, where.model)
+        sent = parsed.cache_salt if isinstance(parsed, InferenceRequest) else None
+        salt = goes_on.salt if goes_on.salt is not None else sent
+        return RoutingRequest(
             request_id=http.request_id,
-            model=model,
+            model=where.model,
             pool=pool.name,
-            namespace=Namespace(pool.model_revision, pool.tokenizer_revision, pool.adapter(model)),
+            namespace=Namespace(pool.model_revision, pool.tokenizer_revision, adapter, salt),
             prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
-            subset=self._subset(http),
+            alias=where.alias,
+            tenant=visitor.tenant,
+            template_version=pool.template_version,
             session_key=http.headers.get(self._session_header) or None,
             policy=None if self._policy_header is None else http.headers.get(self._policy_header),
             expected_output_tokens=_positive(http.headers.get(EXPECTED_OUTPUT_HEADER)),
             prompt_class=_prefix_class(http.headers.get(PREFIX_CLASS_HEADER)),
         )
+
+    async def _describe(
+        self, ask: RoutingRequest, parsed: InferenceRequest | LoadOnly, pool: PoolContext, stages: Stages
+    ) -> None:
+        """Add what the body says, and the token ids of its prompts."""
         if isinstance(parsed, LoadOnly):
             ask.load_only = parsed.reason
-            return ask
-        ask.namespace = ask.namespace._replace(cache_salt=parsed.cache_salt)
+            return
         ask.max_output_tokens = parsed.max_output_tokens
         ask.sequences = parsed.sequences
         ask.stream = parsed.stream
@@ -247,14 +314,27 @@ class WarmRoutingService:
         ask.session_key = ask.session_key or parsed.prompt_cache_key or parsed.user
         if pool.prompts is None:
             ask.load_only = "no-tokenizer"
-            return ask
+            return
         encoded = await pool.prompts.encode(parsed, stages)
         if isinstance(encoded, LoadOnly):
             ask.load_only = encoded.reason
-            return ask
+            return
         ask.prompts = encoded.prompts
         ask.prompt_tokens = sum(len(prompt) for prompt in encoded.prompts)
-        return ask
+        ask.renditions = await self._renditions(parsed, pool)
+
+    async def _renditions(self, parsed: InferenceRequest, pool: PoolContext) -> dict[str, Rendition]:
+        """The prompts as other revisions encode them, as far as a worker serves one."""
+        if not pool.revisions:
+            return {}
+        served = {state.revision for state in self._router.table.all() if state.member.pool == pool.name}
+        found = {}
+        for revision, (tokenizer_revision, prompts) in pool.revisions.items():
+            if revision in served:
+                encoded = await prompts.encode(parsed)
+                ids = () if isinstance(encoded, LoadOnly) else encoded.prompts
+                found[revision] = Rendition(tokenizer_revision, ids)
+        return found
 
     def _subset(self, http: HttpRequest) -> frozenset[str] | None:
         if http.override is not None:
@@ -265,6 +345,9 @@ class WarmRoutingService:
         """Members named by a conformance test, in its order."""
         members = set(self._endpoints())
         return tuple(part for name in override.split(",") if (part := name.strip()) in members)
+
+    def _members(self, pool: str) -> list[WorkerId]:
+        return [state.id for state in self._router.table.all() if state.member.pool == pool]
 
     def _endpoints(self) -> list[str]:
         return [state.id.endpoint for state in self._router.table.all()]

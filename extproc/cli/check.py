@@ -15,7 +15,7 @@ from extproc.adapters.discovery import Discovery
 from extproc.adapters.doctor import Doctor, Expectation
 from extproc.adapters.doctor_findings import Finding, Status
 from extproc.adapters.kv_subscriber import KvSource
-from extproc.app import kv_sources, load_encoder, sources_of
+from extproc.assembly import kv_sources, load_encoder, sources_of
 from extproc.config import Config, Pool
 from extproc.core.types import Member
 

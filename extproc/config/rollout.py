@@ -5,9 +5,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from extproc.config.base import PolicyName, Section
+from extproc.core import rollout as core
+from extproc.core.rollout import Mode
 
 ModeName = Literal["observe", "shadow", "enforce"]
 Names = Annotated[list[str], Field(min_length=1)]
+
+
+def _set(names: list[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
 
 
 class TrafficClass(Section):
@@ -30,6 +36,19 @@ class TrafficClass(Section):
             raise ValueError("`values` are those of a `header`: name it")
         return self
 
+    def settings(self) -> core.TrafficClass:
+        """The core's form of it."""
+        return core.TrafficClass(
+            name=self.name,
+            mode=Mode(self.mode),
+            percent=self.percent,
+            header=None if self.header is None else self.header.lower(),
+            values=_set(self.values),
+            tenants=_set(self.tenants),
+            pools=_set(self.pools),
+            models=_set(self.models),
+        )
+
 
 class Rollout(Section):
     """How far decisions are acted on: the way from first proof to full use."""
@@ -43,3 +62,7 @@ class Rollout(Section):
     classes: list[TrafficClass] = Field(
         default_factory=list, description="the first one that takes a request sets its mode"
     )
+
+    def settings(self) -> core.Rollout:
+        """The core's form of it."""
+        return core.Rollout(Mode(self.mode), tuple(one.settings() for one in self.classes))

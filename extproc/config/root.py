@@ -46,6 +46,11 @@ class Config(Section):
     decision_log: DecisionLog = Field(default_factory=DecisionLog)
     envoy: Envoy = Field(default_factory=Envoy)
 
+    @property
+    def fail_closed(self) -> bool:
+        """Whether a request must fail where we do: Envoy alone cannot keep what tenants were promised."""
+        return self.tenants is not None and self.tenants.book().restricted
+
     def router_settings(self) -> RouterSettings:
         """The core's form of the settings."""
         return RouterSettings(

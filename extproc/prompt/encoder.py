@@ -45,7 +45,8 @@ class PromptEncoder:
     """Encodes what one model is asked. Made by `load`.
 
     `encoder` says which library encodes, and why; `tokenizer_revision` changes with anything that changes
-    token ids; `model_info` names the files used.
+    token ids, `template_version` with the chat template and its default arguments (empty: there is none);
+    `model_info` names the files used.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class PromptEncoder:
         except Unsupported as problem:
             self._template_problem = problem
         self.tokenizer_revision = self._revision()
+        self.template_version = self._template_version()
 
     @classmethod
     def load(
@@ -247,6 +249,12 @@ class PromptEncoder:
         return "low" if quiet is None or quiet in prompts.values() else "none"
 
     # --- identity ------------------------------------------------------------------------------------
+
+    def _template_version(self) -> str:
+        templates = sorted(self.model_info.templates.items())
+        if not templates:
+            return ""
+        return xxhash.xxh3_64_hexdigest(repr((templates, sorted(self._template_kwargs.items()))).encode())
 
     def _revision(self) -> str:
         digest = xxhash.xxh3_64(self._tokenizer.to_str().encode())

@@ -29,6 +29,8 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 POOL_HEADER = "x-warmroute-pool"
 """Request header that names the chosen pool: Envoy's routes lead to clusters by it."""
+WORKERS_HEADER = "x-warmroute-workers"
+"""Request header; `named` means that no worker but the named ones may serve this, whatever happens."""
 TICKET_NAMESPACE = "warmroute"
 TICKET_KEY = "ticket"
 

@@ -194,11 +194,11 @@ async def test_names_that_are_not_served_base_models_are_adapters(make):
 async def test_base_models_are_learned_from_engines(make):
     service = make()
     assert (await service.routed()).decision.request.namespace.adapter is None  # nothing is known yet
-    service.service.models_learned("default", ["big"])
+    service.service.models_learned("e:1", "default", ["big"], [])
     assert (await service.routed()).decision.request.namespace.adapter == "tiny"
-    service.service.models_learned("default", ["tiny"])
+    service.service.models_learned("e:1", "default", ["tiny"], [])
     assert (await service.routed()).decision.request.namespace.adapter is None
-    service.service.models_learned("a pool that left", ["x"])
+    service.service.models_learned("e:2", "a pool that left", ["x"], [])
 
 
 async def test_pitfall_37_the_salt_is_part_of_the_namespace(make):

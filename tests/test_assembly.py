@@ -1,0 +1,114 @@
+import pytest
+import yaml
+
+from extproc import config as configuration
+from extproc.adapters.admission import RefusedError
+from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
+from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
+from extproc.assembly import admission_of, kv_sources, load_encoder, load_revisions, sources_of
+from extproc.config import ConfigError
+from extproc.core.types import Member, WorkerId
+from extproc.prompt.tiny import tiny_model_path
+from tests.support.requests import http
+
+
+def pool_of(**fields):
+    given = {"discovery": {"static": ["10.0.0.1:8000"]}, **fields}
+    return configuration.parse(yaml.safe_dump({"pools": [given]})).pools[0]
+
+
+def test_a_model_folder_that_is_none_is_an_error_that_says_what_it_must_hold():
+    assert load_encoder(pool_of()) is None
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_encoder(pool_of(model={"path": "/no/such/model"}))
+
+
+async def test_every_source_of_workers_is_used(tmp_path):
+    pool = pool_of(
+        dp_size=2,
+        discovery={
+            "static": [{"endpoint": "10.0.0.1:8000", "dp_size": 4, "kv_events": "tcp://*:7"}],
+            "file": str(tmp_path / "w.yaml"),
+            "dns": {"name": "engines", "port": 8000},
+            "kubernetes": {"service": "vllm", "port": "http"},
+        },
+    )
+    static, *others = sources_of(pool)
+    assert [type(source) for source in others] == [FileDiscovery, DnsDiscovery, KubernetesDiscovery]
+    assert isinstance(static, StaticDiscovery)
+    published = []
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert published[-1] == (
+        Member("10.0.0.1:8000", dp_size=4, kv_events="tcp://10.0.0.1:7", kv_replay="tcp://10.0.0.1:5558"),
+    )
+    off = pool_of(kv_events={"enabled": False})
+    published.clear()
+    (static,) = sources_of(off)
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert published[-1][0].kv_events is None
+
+
+def test_the_events_of_every_rank():
+    member = Member("10.0.0.1:8000", dp_size=2, kv_events="tcp://*:5557", kv_replay="tcp://*:5558")
+    first, second = kv_sources(member, "kv")
+    assert (first.endpoint, second.endpoint) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    assert second.replay_endpoint == "tcp://10.0.0.1:5559"
+    assert (second.worker, second.topic, second.bind) == (WorkerId("10.0.0.1:8000", 1), "kv", False)
+    bound = Member("10.0.0.1:8000", kv_events="tcp://*:5557", kv_bind=True)
+    (source,) = kv_sources(bound, "")
+    assert (source.endpoint, source.bind, source.replay_endpoint) == ("tcp://*:5557", True, None)
+    assert kv_sources(Member("10.0.0.1:8000"), "") == []
+    with pytest.raises(ValueError, match="port 0"):
+        kv_sources(Member("10.0.0.1:8000", kv_events="tcp://*:0"), "")
+
+
+def test_revisions_that_differ_in_more_than_weights_have_encoders_of_their_own(tmp_path):
+    template = tmp_path / "new.jinja"
+    template.write_text("{{ messages[0].content }}")
+    revisions = [{"revision": "v2", "chat_template": str(template)}, {"revision": "v3"}]
+    model = {"path": str(tiny_model_path()), "revision": "v1", "revisions": revisions}
+    loaded = load_revisions(pool_of(model=model))
+    ours = load_encoder(pool_of(model=model))
+    assert list(loaded) == ["v2"]
+    assert loaded["v2"].template_version != ours.template_version
+    assert loaded["v2"].tokenizer_revision != ours.tokenizer_revision
+
+
+def config_of(text):
+    pools = "pools: [{name: a, model: {names: [m]}, discovery: {static: ['h:1']}}, "
+    return configuration.parse(
+        pools + "{name: b, model: {names: [n]}, discovery: {static: ['h:2']}}]\n" + text
+    )
+
+
+def test_who_may_go_where_is_what_the_file_says():
+    admission = admission_of(
+        config_of(
+            "aliases: {best: n}\n"
+            "tenants: {identity: [{header: X-Tenant}], policies: {acme: {pools: [b]}}, unknown: {pools: [a]}}"
+        )
+    )
+    acme, other = (admission.visitor(http(headers={"x-tenant": name})) for name in ("acme", "other"))
+    assert admission.destination(acme, "best").pool == "b"
+    assert admission.destination(other, "m").pool == "a"
+    with pytest.raises(RefusedError, match="may not use"):
+        admission.destination(other, "best")
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [("", True), ("unknown_model: pass", False), ("unknown_model: refuse", True)],
+)
+def test_unknown_models_are_refused_or_passed(text, refused):
+    admission = admission_of(config_of(text))
+    admission.catalog.on_models("h:1", "a", ["m"], [])
+    admission.catalog.on_models("h:2", "b", ["n"], [])
+    visitor = admission.visitor(http())
+    if not refused:
+        assert admission.destination(visitor, "x").pool == "a"
+        return
+    with pytest.raises(RefusedError) as caught:
+        admission.destination(visitor, "x")
+    assert caught.value.reject.status == 404
