@@ -88,8 +88,10 @@ class OtlpCollector:
         await self._server.stop(None)
         await self._runner.cleanup()
 
-    async def until_spans(self, enough: Callable[[list[Span]], Any], what: str) -> None:
-        await until(lambda: enough(self.spans), what=what)
+    async def until_spans(
+        self, enough: Callable[[list[Span]], Any], what: str, deadline_s: float = 30.0
+    ) -> None:
+        await until(lambda: enough(self.spans), deadline_s, what)
 
     def named(self, name: str) -> list[Span]:
         """Spans of this name."""
