@@ -5,7 +5,9 @@
 - the destination comes from dynamic metadata only (`override_host`), so no client can choose an address;
 - the ordered fallback list is consumed by the route's retry policy;
 - a processor that is down, slow or wrong never fails a request (in BUFFERED mode): the cluster's own
-  least-request balancing takes over;
+  least-request balancing takes over; except where tenants were promised what Envoy alone cannot keep
+  (`fail_open`);
+- each of several pools has a cluster of its own, so that no retry can leave the pool the router chose;
 - usage is lifted from responses by native filters and comes to us in the gRPC access log.
 
 Keys of the `llm.usage` metadata, kept apart per API because their meanings differ:
@@ -30,7 +32,7 @@ from extproc.adapters import envoy_comments
 from extproc.core.errors import WarmrouteError
 from extproc.protocol.addresses import Address, parse_address
 from extproc.protocol.endpoint_discovery import ALL_WORKERS
-from extproc.protocol.endpoint_picker import DESTINATION
+from extproc.protocol.endpoint_picker import DESTINATION, POOL_HEADER, WORKERS_HEADER
 
 EnvoyVersion = tuple[int, int]
 
@@ -93,7 +95,20 @@ class EdsServiceWorkers:
     assignment: str = ALL_WORKERS
 
 
+DEFAULT_PREFIXES = ("/v1/", "/inference/v1/")
+"""Paths with inference behind them."""
+
+_OURS = (DESTINATION, POOL_HEADER, WORKERS_HEADER)
+
 Workers = StaticWorkers | EdsFileWorkers | DnsWorkers | EdsServiceWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWorkers:
+    """The workers of one pool, which has a cluster of its own: chosen by the header the router sets."""
+
+    name: str
+    workers: Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +116,12 @@ class EnvoySettings:
     """What an installation may choose. Durations in seconds, sizes in bytes.
 
     Attributes:
-        workers: where the engines are.
+        workers: where the engines are, all of them.
+        pools: those of each pool, where there are several.
+        named_only: there are requests that only workers named by the router may serve, whatever happens.
+        fail_open: a request goes on where the router fails, balanced by Envoy; else it is answered 503.
+        forwarded_namespaces: metadata of other filters that the router is shown.
+        request_attributes: attributes of requests and connections that the router is shown.
         routers: `host:port` of the Warmroute replicas (ext_proc and access log on one port).
         listen_address: address of the listener clients use.
         listen_port: its port; 0 lets the system choose (ask the admin interface for it).
@@ -139,6 +159,11 @@ class EnvoySettings:
     """
 
     workers: Workers
+    pools: tuple[PoolWorkers, ...] = ()
+    named_only: bool = False
+    fail_open: bool = True
+    forwarded_namespaces: tuple[str, ...] = ()
+    request_attributes: tuple[str, ...] = ()
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
     listen_address: str = "0.0.0.0"
     listen_port: int = 10_000
@@ -159,12 +184,13 @@ class EnvoySettings:
     stream_idle_timeout: float = 1800.0
     log_flush_interval: float = 0.02
     log_progress_interval: float | None = 10.0
-    routed_prefixes: tuple[str, ...] = ("/v1/", "/inference/v1/")
+    routed_prefixes: tuple[str, ...] = DEFAULT_PREFIXES
     usage_free_paths: tuple[str, ...] = ("/v1/embeddings", "/v1/rerank", "/v1/score")
     internal_headers: tuple[str, ...] = (
         DESTINATION,
         "x-warmroute-ticket",
-        "x-warmroute-pool",
+        POOL_HEADER,
+        WORKERS_HEADER,
     )
     trace_collector: str | None = None
     trace_percent: float = 100.0
@@ -191,7 +217,7 @@ class EnvoySettings:
             "retries must not be negative; 0 is for none": self.retries >= 0,
             f"trace_percent {self.trace_percent:g} must be in 0 to 100": 0.0 <= self.trace_percent <= 100.0,
             # Whatever else is configured, no client may choose the destination.
-            f"internal_headers must contain {DESTINATION}": DESTINATION in self.internal_headers,
+            f"internal_headers must contain {', '.join(_OURS)}": set(_OURS) <= set(self.internal_headers),
         }
         for demand, met in demands.items():
             if not met:

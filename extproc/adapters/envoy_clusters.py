@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from envoy_data_plane.envoy.config.cluster import v3 as cluster_v3
 from envoy_data_plane.envoy.config.core import v3 as core
@@ -10,13 +11,26 @@ from envoy_data_plane.envoy.extensions.clusters.common.dns import v3 as common_d
 from envoy_data_plane.envoy.extensions.clusters.dns import v3 as dns_cluster
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
+from envoy_data_plane.envoy.extensions.load_balancing_policies.subset import v3 as subset
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.adapters.envoy_bootstrap import DnsWorkers, EdsFileWorkers, EdsServiceWorkers, EnvoySettings
+from extproc.adapters.envoy_bootstrap import (
+    DnsWorkers,
+    EdsFileWorkers,
+    EdsServiceWorkers,
+    EnvoySettings,
+    Workers,
+)
 from extproc.protocol.addresses import Address, parse_address
-from extproc.protocol.endpoint_picker import DESTINATION, LB_NAMESPACE, SERVED_KEY
+from extproc.protocol.endpoint_picker import (
+    DESTINATION,
+    LB_NAMESPACE,
+    POOL_HEADER,
+    SERVED_KEY,
+    WORKERS_HEADER,
+)
 
 WORKERS = "workers"
 ROUTER = "warmroute"
@@ -39,14 +53,48 @@ def metadata_key(namespace: str, key: str) -> metadata.MetadataKey:
     return metadata.MetadataKey(key=namespace, path=[metadata.MetadataKeyPathSegment(key=key)])
 
 
-def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
-    """The engines, chosen by metadata, else by least requests."""
-    workers = settings.workers
+class WorkerCluster(NamedTuple):
+    """A cluster of engines, and the headers of the requests that go there.
+
+    Attributes:
+        name: of the cluster.
+        workers: who is in it.
+        headers: name and value of each header a request must have; empty: it takes the rest.
+        named_only: no worker that the router does not name is ever chosen.
+    """
+
+    name: str
+    workers: Workers
+    headers: tuple[tuple[str, str], ...] = ()
+    named_only: bool = False
+
+
+def worker_clusters(settings: EnvoySettings) -> list[WorkerCluster]:
+    """All clusters of engines, in the order in which requests try them."""
+    found = [
+        WorkerCluster(f"{WORKERS}/{pool.name}", pool.workers, ((POOL_HEADER, pool.name),))
+        for pool in settings.pools
+    ]
+    found.append(WorkerCluster(WORKERS, settings.workers))
+    if not settings.named_only:
+        return found
+    named = [
+        one._replace(
+            name=f"{one.name}#named", headers=(*one.headers, (WORKERS_HEADER, "named")), named_only=True
+        )
+        for one in found
+    ]
+    return [*named, *found]
+
+
+def workers_cluster(settings: EnvoySettings, one: WorkerCluster) -> cluster_v3.Cluster:
+    """Engines, chosen by metadata, else by least requests; or else by nobody."""
+    workers = one.workers
     cluster = cluster_v3.Cluster(
-        name=WORKERS,
+        name=one.name,
         connect_timeout=seconds(settings.connect_timeout),
         circuit_breakers=_open_breakers(),
-        load_balancing_policy=worker_balancing(settings),
+        load_balancing_policy=worker_balancing(settings, named_only=one.named_only),
         typed_extension_protocol_options={
             HTTP_OPTIONS: Any.pack(
                 upstreams.HttpProtocolOptions(
@@ -69,7 +117,7 @@ def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
                 path_config_source=core.PathConfigSource(path=path),
                 resource_api_version=core.ApiVersion.V3,
             ),
-            service_name=workers.assignment if workers.assignment != WORKERS else "",
+            service_name=workers.assignment if workers.assignment != one.name else "",
         )
         return cluster
     if isinstance(workers, EdsServiceWorkers):
@@ -96,9 +144,17 @@ def workers_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
     return cluster
 
 
-def worker_balancing(settings: EnvoySettings) -> cluster_v3.LoadBalancingPolicy:
-    """`override_host` by metadata only: a header could be sent by anyone."""
-    fallback = least_request.LeastRequest()
+def worker_balancing(settings: EnvoySettings, *, named_only: bool = False) -> cluster_v3.LoadBalancingPolicy:
+    """`override_host` by metadata only: a header could be sent by anyone.
+
+    With `named_only` the fallback is a subset that nobody is in: a list that is used up ends in a 503.
+    """
+    least = _policy("envoy.load_balancing_policies.least_request", Any.pack(least_request.LeastRequest()))
+    nobody = subset.Subset(
+        fallback_policy=subset.SubsetLbSubsetFallbackPolicy.NO_FALLBACK,
+        subset_selectors=[subset.SubsetLbSubsetSelector(keys=["nobody"])],
+        subset_lb_policy=least,
+    )
     override = override_host.OverrideHost(
         override_host_sources=[
             override_host.OverrideHostOverrideHostSource(metadata=metadata_key(LB_NAMESPACE, DESTINATION))
@@ -106,7 +162,9 @@ def worker_balancing(settings: EnvoySettings) -> cluster_v3.LoadBalancingPolicy:
         selected_host_key=(
             metadata_key(LB_NAMESPACE, SERVED_KEY) if settings.envoy_version >= (1, 38) else None
         ),
-        fallback_policy=_policy("envoy.load_balancing_policies.least_request", Any.pack(fallback)),
+        fallback_policy=(
+            _policy("envoy.load_balancing_policies.subset", Any.pack(nobody)) if named_only else least
+        ),
     )
     return _policy("envoy.load_balancing_policies.override_host", Any.pack(override))
 

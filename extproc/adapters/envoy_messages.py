@@ -3,6 +3,7 @@
 Imported only when a configuration is built: the package is an optional extra.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from envoy_data_plane.envoy.config.accesslog import v3 as accesslog
@@ -21,6 +22,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager i
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
 from envoy_data_plane.envoy.type import v3 as percent_v3
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.envoy.type.tracing import v3 as tracing
 from envoy_data_plane.google.protobuf import Any
@@ -31,12 +33,14 @@ from extproc.adapters.envoy_clusters import (
     COLLECTOR,
     ROUTER,
     WORKERS,
+    WorkerCluster,
     address,
     collector_cluster,
     load_assignment,
     metadata_key,
     router_cluster,
     seconds,
+    worker_clusters,
     workers_cluster,
 )
 from extproc.protocol.addresses import Address
@@ -48,6 +52,7 @@ from extproc.protocol.endpoint_picker import (
 )
 
 EXT_PROC = "envoy.filters.http.ext_proc"
+_UNAVAILABLE = percent_v3.StatusCode(503)
 OBSERVER = "envoy.filters.http.ext_proc.first_token"
 
 
@@ -65,7 +70,8 @@ def bootstrap(settings: EnvoySettings) -> bootstrap_v3.Bootstrap:
 
 def clusters(settings: EnvoySettings) -> list[cluster_v3.Cluster]:
     """Engines, router, and the collector of spans where there is one."""
-    found = [workers_cluster(settings), router_cluster(settings)]
+    found = [workers_cluster(settings, one) for one in worker_clusters(settings)]
+    found.append(router_cluster(settings))
     if settings.trace_collector is not None:
         found.append(collector_cluster(settings.trace_collector))
     return found
@@ -194,15 +200,16 @@ def routes(settings: EnvoySettings) -> route_v3.RouteConfiguration:
     without_router = {EXT_PROC: Any.pack(ext_proc.ExtProcPerRoute(disabled=True))}
     if settings.first_token_observer:
         without_router[OBSERVER] = Any.pack(ext_proc.ExtProcPerRoute(disabled=True))
-    matched = [
-        _route(f"no-usage-{number}", route_v3.RouteMatch(path=path), without_usage)
-        for number, path in enumerate(settings.usage_free_paths)
-    ]
-    matched += [
-        _route(f"routed-{number}", route_v3.RouteMatch(prefix=prefix))
-        for number, prefix in enumerate(settings.routed_prefixes)
-    ]
-    matched.append(_route("other", route_v3.RouteMatch(prefix="/"), {**without_router, **without_usage}))
+    matched = []
+    for number, path in enumerate(settings.usage_free_paths):
+        matched += _routes(settings, f"no-usage-{number}", route_v3.RouteMatch(path=path), without_usage)
+    for number, prefix in enumerate(settings.routed_prefixes):
+        matched += _routes(settings, f"routed-{number}", route_v3.RouteMatch(prefix=prefix))
+    if "/" not in settings.routed_prefixes:
+        other = WorkerCluster(WORKERS, settings.workers)
+        matched.append(
+            _route("other", route_v3.RouteMatch(prefix="/"), other, {**without_router, **without_usage})
+        )
     return route_v3.RouteConfiguration(
         name="warmroute",
         virtual_hosts=[
@@ -217,11 +224,25 @@ def routes(settings: EnvoySettings) -> route_v3.RouteConfiguration:
     )
 
 
-def _route(name: str, match: route_v3.RouteMatch, per_filter: dict[str, Any] | None = None) -> route_v3.Route:
+def _routes(
+    settings: EnvoySettings, name: str, path: route_v3.RouteMatch, per_filter: dict[str, Any] | None = None
+) -> list[route_v3.Route]:
+    """A route to each cluster of engines, by the headers the router sets; the last one takes the rest."""
+    return [_route(name, path, one, per_filter) for one in worker_clusters(settings)]
+
+
+def _route(
+    name: str, path: route_v3.RouteMatch, cluster: WorkerCluster, per_filter: dict[str, Any] | None = None
+) -> route_v3.Route:
+    headers = [
+        route_v3.HeaderMatcher(name=header, string_match=matcher.StringMatcher(exact=value))
+        for header, value in cluster.headers
+    ]
+    suffix = cluster.name.removeprefix(WORKERS)
     return route_v3.Route(
-        name=name,
-        match=match,
-        route=route_v3.RouteAction(cluster=WORKERS, timeout=seconds(0)),
+        name=f"{name}{suffix}",
+        match=dataclasses.replace(path, headers=headers),
+        route=route_v3.RouteAction(cluster=cluster.name, timeout=seconds(0)),
         typed_per_filter_config=per_filter or {},
     )
 
@@ -280,7 +301,9 @@ def ext_proc_filter(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
                 host_selection_retry_max_attempts=3,
             ),
         ),
-        failure_mode_allow=not duplex,
+        failure_mode_allow=settings.fail_open and not duplex,
+        status_on_error=(None if settings.fail_open else percent_v3.HttpStatus(code=_UNAVAILABLE)),
+        request_attributes=list(settings.request_attributes),
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=send,
             response_header_mode=skip,
@@ -293,7 +316,7 @@ def ext_proc_filter(settings: EnvoySettings) -> ext_proc.ExternalProcessor:
         max_message_timeout=seconds(settings.max_message_timeout),
         metadata_options=ext_proc.MetadataOptions(
             # Subset hints of Endpoint Picker gateways, and the name of who served on a retry.
-            forwarding_namespaces=_namespaces(SUBSET_NAMESPACE, LB_NAMESPACE),
+            forwarding_namespaces=_namespaces(SUBSET_NAMESPACE, LB_NAMESPACE, *settings.forwarded_namespaces),
             receiving_namespaces=_namespaces(LB_NAMESPACE, TICKET_NAMESPACE),
         ),
     )

@@ -9,12 +9,14 @@ import yaml
 
 from extproc import config as configuration
 from extproc.adapters.envoy_bootstrap import (
+    DEFAULT_PREFIXES,
     BodyMode,
     DnsWorkers,
     EdsFileWorkers,
     EdsServiceWorkers,
     EnvoyConfigError,
     EnvoySettings,
+    PoolWorkers,
     StaticWorkers,
     Workers,
     bootstrap,
@@ -23,6 +25,8 @@ from extproc.adapters.envoy_bootstrap import (
     to_yaml,
 )
 from extproc.protocol.addresses import parse_address
+from extproc.protocol.endpoint_discovery import pool_resource
+from extproc.protocol.tenant_identity import attribute_names, namespaces
 
 HELP = "print a complete Envoy configuration for a Warmroute configuration"
 
@@ -83,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     if args.eds and args.worker:
         raise EnvoyConfigError("--eds and --worker exclude each other: workers come from one place")
     eds = None if args.eds is None else ("always" if args.eds else "never")
-    settings = _overridden(envoy_settings(configuration.load(args.config), args.worker, eds), args)
+    settings = _overridden(
+        envoy_settings(configuration.load(args.config, secrets=False), args.worker, eds), args
+    )
     built = bootstrap(settings)
     text = to_json(built) if args.format == "json" else to_yaml(built)
     if args.output is None:
@@ -117,8 +123,22 @@ def envoy_settings(
             f"`listen: {config.listen}` leaves the port open, so Envoy cannot find it: "
             "set a port, `envoy.router`, or --router"
         )
+    if workers and len(config.pools) > 1:
+        raise EnvoyConfigError(
+            "--worker cannot say of which pool it is: describe the pools' workers in the file"
+        )
+    eds = eds or config.envoy.eds
+    sources = () if config.tenants is None else config.tenants.sources()
+    restricted = [] if config.tenants is None else [*config.tenants.policies.values(), config.tenants.unknown]
     return EnvoySettings(
-        workers=StaticWorkers(tuple(workers)) if workers else _workers(config, eds or config.envoy.eds),
+        workers=StaticWorkers(tuple(workers)) if workers else _workers(config, eds),
+        pools=_pools(config, eds),
+        named_only=any(tenant is not None and tenant.workers is not None for tenant in restricted),
+        fail_open=not config.fail_closed,
+        forwarded_namespaces=namespaces(sources),
+        request_attributes=attribute_names(sources),
+        # Where tenants are restricted no path may go past the router: engines generate on several.
+        routed_prefixes=("/",) if config.fail_closed else DEFAULT_PREFIXES,
         routers=tuple(envoy.router) or (here,),
         listen_address=listen.host,
         listen_port=listen.port,
@@ -167,6 +187,31 @@ def _workers(config: configuration.Config, eds: str) -> Workers:
         if eds == "never":
             raise
         return EdsServiceWorkers()
+
+
+def _pools(config: configuration.Config, eds: str) -> tuple[PoolWorkers, ...]:
+    """The workers of each of several pools."""
+    if len(config.pools) == 1:
+        return ()
+    found = []
+    if config.envoy.eds_file is not None and eds == "never":
+        raise EnvoyConfigError(
+            "`envoy.eds_file` does not say which worker is of which pool: give each pool a `file`, "
+            "or let Warmroute tell Envoy (`envoy.eds: auto`)"
+        )
+    for pool in config.pools:
+        ours = EdsServiceWorkers(pool_resource(pool.name))
+        if eds == "always" or config.envoy.eds_file is not None:
+            found.append(PoolWorkers(pool.name, ours))
+            continue
+        try:
+            workers = _own_workers(config.model_copy(update={"pools": [pool]}))
+        except _CannotFollowError:
+            if eds == "never":
+                raise
+            workers = ours
+        found.append(PoolWorkers(pool.name, workers))
+    return tuple(found)
 
 
 class _CannotFollowError(EnvoyConfigError):
