@@ -6,25 +6,29 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from random import Random
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
 from extproc import __version__
-from extproc.adapters.access_log_server import AccessLogService
+from extproc.adapters.access_log_server import AccessLogCounters, AccessLogService
+from extproc.adapters.admin_server import AdminError, AdminServer, AdminSources
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
+from extproc.adapters.journal import Journal
 from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.policy_plugins import available_policies
 from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.recent_decisions import RecentDecisions
 from extproc.adapters.routing_service import PoolContext, WarmRoutingService
+from extproc.adapters.status import StatusBoard
 from extproc.adapters.telemetry.running import running_telemetry
 from extproc.adapters.telemetry.state_metrics import StateSources
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
@@ -39,9 +43,9 @@ from extproc.assembly import (
 from extproc.config import Config, Pool
 from extproc.core.candidates import PoolFacts
 from extproc.core.rollout import Mode
-from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder
+from extproc.journal.header import Header
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
 from extproc.protocol.tenant_identity import namespaces
@@ -71,6 +75,7 @@ class App:
         self._members: dict[str, tuple[Member, ...]] = {}
         self._discoveries: list[Discovery] = []
         self._complaints: dict[WorkerId, str | None] = {}
+        self._scrape_errors: dict[str, str] = {}
         self.server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
@@ -98,7 +103,10 @@ class App:
         encoders = {pool.name: load_encoder(pool) for pool in config.pools}
         self._revisions = {pool.name: load_revisions(pool) for pool in config.pools}
         self._build_router(encoders)
-        self._log = DecisionLog(config.decision_log.path, self._report, config.decision_log.settings())
+        self._recent = RecentDecisions() if config.admin.listen else None
+        self._log = DecisionLog(
+            config.decision_log.path, self._report, config.decision_log.settings(), self._recent
+        )
         self._cleanup.callback(self._log.close)
         contexts = {pool.name: self._context(pool, encoders[pool.name]) for pool in config.pools}
         self.admission = admission_of(config)
@@ -177,16 +185,26 @@ class App:
         others = set(policies) if config.policy_header is not None else set[str]()
         if Mode.SHADOW in config.rollout.settings().modes:
             others.add(config.rollout.baseline)
-        self.router = Router(
-            policies[config.policy](costs),
-            Random(config.seed),  # noqa: S311 - breaks ties, guards nothing
-            new_lease_id=lambda: secrets.token_urlsafe(_TICKET_BYTES),
+        header = Header(
+            seed=secrets.randbits(32) if config.seed is None else config.seed,
+            policy=config.policy,
             pools=facts,
-            others=[policy(costs) for name, policy in policies.items() if name in others],
-            shadow=[policies[name](costs) for name in config.shadow],
             costs=costs,
             settings=config.router_settings(),
+            others=tuple(name for name in policies if name in others),
+            shadow=tuple(config.shadow),
+            version=__version__,
+            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            clock=self._clock(),
         )
+        self._journal: Journal | None = None
+        kept = config.journal
+        if kept.path is None:
+            self.router = header.build(policies, _new_ticket)
+        else:
+            self._journal = Journal(kept.path, header, round(kept.max_mb * 1e6), kept.keep, self._report)
+            self._cleanup.callback(self._journal.close)
+            self.router = self._journal.build(policies, _new_ticket)
 
     def _context(self, pool: Pool, encoder: PromptEncoder | None) -> PoolContext:
         facts = self._facts[pool.name]
@@ -269,7 +287,37 @@ class App:
         )
         self._cleanup.push_async_callback(self.server.stop, _STOP_GRACE_S)
         self._update_health()
+        await self._start_admin(access_log.counters)
         self._report(f"listening on {self.server.address}")
+
+    async def _start_admin(self, access_log: AccessLogCounters) -> None:
+        settings = self.config.admin
+        if self._recent is None:
+            return
+        board = StatusBoard(
+            router=self.router,
+            counters=self.service.counters,
+            log=self._log,
+            recent=self._recent,
+            clock=self._clock,
+            address=self.address,
+            shadow=tuple(self.config.shadow),
+            pools_with_events=frozenset(pool.name for pool in self.config.pools if pool.kv_events.enabled),
+            access_log_streams=lambda: access_log.open_streams,
+            scrape_errors=self._scrape_errors,
+            journal_error=lambda: None if self._journal is None else self._journal.error,
+        )
+        sources = AdminSources(lambda: self.health.ready, board.state, board.explained, self.telemetry.page)
+        self.admin = AdminServer(sources, settings.token())
+        try:
+            await self.admin.start(settings.listen)
+        except AdminError as error:
+            if "listen" in settings.model_fields_set:
+                raise
+            self._report(f"{error}; requests are served all the same")  # nobody asked for this address
+            return
+        self._cleanup.push_async_callback(self.admin.close)
+        self._report(f"status page: http://{self.admin.address}/")
 
     # --- what the adapters tell ----------------------------------------------------------------------
 
@@ -294,6 +342,7 @@ class App:
             self._report(f"worker {worker} left")
             self.telemetry.kv_forgotten(worker)
             self._complaints.pop(worker, None)
+            self._scrape_errors.pop(worker.endpoint, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         self._follow_kv_events(members, change.reseeded)
         self._update_health()
@@ -325,12 +374,14 @@ class App:
 
     def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
         before = self._not_ready(endpoint)
+        self._scrape_errors.pop(endpoint, None)
         self.service.finish(*self.router.on_metrics(endpoint, by_rank, self._clock()))
         if before:
             self._report(f"worker {endpoint} is ready again")
             self._update_health()
 
     def _on_scrape_failure(self, endpoint: str, error: str) -> None:
+        self._scrape_errors[endpoint] = error
         if self.router.on_scrape_failure(endpoint):
             self._report(f"worker {endpoint} is not ready: {error}")
             self._update_health()
@@ -408,6 +459,12 @@ class App:
             self.service.finish(*self.router.tick(self._clock()))
             self._update_health()
             self._report_complaints()
+            if self._journal is not None:
+                self._journal.flush()
+
+
+def _new_ticket() -> str:
+    return secrets.token_urlsafe(_TICKET_BYTES)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

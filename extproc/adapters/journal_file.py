@@ -91,11 +91,20 @@ class JournalWriter:
         self.bytes += 4 + len(piece)
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         try:
             self.flush()
         finally:
-            self._file.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without what has not been handed over."""
+        self._waiting = []
+        self._file.close()
 
 
 class JournalReader:

@@ -3,6 +3,7 @@
 from extproc.config.base import ConfigError
 from extproc.config.cost import Cost
 from extproc.config.loading import load, parse
+from extproc.config.operations import Admin, Journal
 from extproc.config.pools import Discovery, Dns, Kubernetes, KvEvents, Model, Pool, Revision, StaticWorker
 from extproc.config.rollout import Rollout, TrafficClass
 from extproc.config.root import Config
@@ -10,6 +11,7 @@ from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
 from extproc.config.tenants import Identity, JwtClaim, MetadataKey, SaltKey, Tenant, Tenants, book_of
 
 __all__ = [
+    "Admin",
     "Config",
     "ConfigError",
     "Cost",
@@ -18,6 +20,7 @@ __all__ = [
     "Dns",
     "Envoy",
     "Identity",
+    "Journal",
     "JwtClaim",
     "Kubernetes",
     "KvEvents",

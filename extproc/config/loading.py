@@ -60,6 +60,8 @@ _PATH_FIELDS = {
     ("kubernetes", "kubeconfig"),
     ("envoy", "eds_file"),
     ("salt_key", "file"),
+    ("admin", "token_file"),
+    ("journal", "path"),
 }
 
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from extproc.config.base import PolicyName, Section
 from extproc.config.cost import Cost
+from extproc.config.operations import Admin, Journal
 from extproc.config.pools import Pool
 from extproc.config.rollout import Rollout
 from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
@@ -44,6 +45,8 @@ class Config(Section):
     scrape: Scrape = Field(default_factory=Scrape)
     limits: Limits = Field(default_factory=Limits)
     decision_log: DecisionLog = Field(default_factory=DecisionLog)
+    admin: Admin = Field(default_factory=Admin)
+    journal: Journal = Field(default_factory=Journal)
     envoy: Envoy = Field(default_factory=Envoy)
 
     @property

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import msgspec
 
-from extproc.core.candidates import PoolFacts, PromptHashes
+from extproc.core.candidates import PoolFacts, PromptHashes, prompt_hashes
 from extproc.core.cost import CostSettings
 from extproc.core.errors import WarmrouteError
-from extproc.core.kv_chain import EventHashes
+from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.policies.base import Policy
 from extproc.core.router import Router, RouterSettings
 
@@ -55,8 +55,8 @@ class Header:
         self,
         policies: Policies,
         new_lease_id: Callable[[], str],
-        prompt_hashes: PromptHashes,
-        event_hashes: EventHashes,
+        prompt_hashes: PromptHashes = prompt_hashes,
+        event_hashes: EventHashes = event_chain,
         wrap: Callable[[Policy], Policy] = lambda policy: policy,
     ) -> Router:
         """A router as it was built.

@@ -147,7 +147,7 @@ class Recorder:
         try:
             return [self._packed(name, arguments[name]) for name in names]
         except Exception as error:
-            self._give_up(error)
+            self.give_up(error)
             return []
 
     def _packed(self, name: str, value: Any) -> Any:
@@ -171,9 +171,10 @@ class Recorder:
                 entry.append(summary(result) if isinstance(result, Decision) else {"refused": str(result)})
             self._write(entry)
         except Exception as error:
-            self._give_up(error)
+            self.give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
+        """End the recording because of `error`."""
         self.stop()
         self._on_error(f"journal: {error}; it ends here and can be replayed up to here, requests go on")
 

@@ -1,0 +1,62 @@
+"""The journal of a running router: recorded, written, and given up without harm."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from extproc.adapters.journal_file import JournalWriter
+from extproc.core.router import Router
+from extproc.journal.header import Header, JournalError, Policies
+from extproc.journal.tap import Recorder
+
+
+class Journal:
+    """Builds a router and records it.
+
+    Args:
+        path: the file.
+        header: how the router is built.
+        max_bytes: where the journal ends.
+        keep: how many earlier journals remain.
+        report: told once if the journal ends before its time.
+
+    Raises:
+        JournalError: the file cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, header: Header, max_bytes: int, keep: int, report: Callable[[str], None]
+    ) -> None:
+        self._header = header
+        self._report = report
+        try:
+            self._writer = JournalWriter(path, header, max_bytes, keep)
+        except OSError as error:
+            raise JournalError(f"cannot write the journal {path}: {error.strerror}") from error
+        self._recorder = Recorder(self._writer.write, self._ended)
+        self.error: str | None = None
+        """Why it has ended before its time."""
+
+    def build(self, policies: Policies, new_lease_id: Callable[[], str]) -> Router:
+        """The router, recorded from its first moment; see `Header.build`."""
+        recorder = self._recorder
+        router = self._header.build(policies, new_lease_id, recorder.prompt_hashes, recorder.event_hashes)
+        recorder.attach(router)
+        return router
+
+    def flush(self) -> None:
+        """Hand what has come together to the system: what a sudden death cannot take away."""
+        if self._recorder.recording:
+            try:
+                self._writer.flush()
+            except OSError as error:
+                self._recorder.give_up(error)
+
+    def close(self) -> None:
+        """The end of the journal."""
+        self.flush()
+        self._recorder.stop()
+        self._writer.abandon()
+
+    def _ended(self, text: str) -> None:
+        self.error = text
+        self._report(text)
