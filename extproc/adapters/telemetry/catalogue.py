@@ -96,6 +96,18 @@ LOAD_ONLY = _counter(
     "Requests routed by load alone, and what kept us from more.",
     ("pool", "cause"),
 )
+NORMALIZED = _counter(
+    "warmroute_normalized_requests",
+    REQUEST,
+    "Requests by what normalization made of them: applied, dry-run, unchanged, or skipped and why.",
+    ("pool", "outcome"),
+)
+NORMALIZATION_CHANGES = _counter(
+    "warmroute_normalization_changes",
+    ONE,
+    "What normalization changed, or in a dry run would have, by rule.",
+    ("pool", "outcome", "rule"),
+)
 DECISION_SECONDS = _histogram(
     "warmroute_decision_duration_seconds",
     f"Time of a decision by stage: {', '.join(stages.STAGES)}; `{stages.TOTAL}` is all of it.",
@@ -358,7 +370,8 @@ POOL_LEARNED = _gauge(
 )
 
 REQUEST_METRICS: Sequence[Metric] = (
-    DECISIONS, REJECTIONS, LOAD_ONLY, DECISION_SECONDS, WARM_REQUESTS, QUEUE_WAIT, SHADOW_DECISIONS,
+    DECISIONS, REJECTIONS, LOAD_ONLY, NORMALIZED, NORMALIZATION_CHANGES, DECISION_SECONDS, WARM_REQUESTS,
+    QUEUE_WAIT, SHADOW_DECISIONS,
     SHADOW_REGRET, REQUESTS, TIMEOUTS, RETRIES, LEASES_LOST, REQUEST_SECONDS, TTFT, TTFT_ERROR,
     INPUT_TOKENS, OUTPUT_TOKENS, COLD_TOKENS, PREFILL_TOKENS, PREDICTIONS, CACHED_PREDICTED, CACHED_ACTUAL,
     EVICTIONS, EVICTED_AGE,

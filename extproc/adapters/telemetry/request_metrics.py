@@ -103,6 +103,11 @@ class RequestMetrics:
         self.add(catalogue.DECISIONS, 1.0, pool, decision.policy, reason)
         if request.load_only is not None:
             self.add(catalogue.LOAD_ONLY, 1.0, pool, self._causes.of(request.load_only))
+        if request.normalization is not None:
+            outcome, changes = request.normalization
+            self.add(catalogue.NORMALIZED, 1.0, pool, outcome)
+            for rule, count in changes.items():
+                self.add(catalogue.NORMALIZATION_CHANGES, count, pool, outcome, rule)
         for stage in stages.all():
             self.observe(catalogue.DECISION_SECONDS, stage.end - stage.start, stage.name)
         self.observe(catalogue.DECISION_SECONDS, stages.ended - stages.started, TOTAL)

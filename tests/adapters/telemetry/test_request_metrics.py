@@ -5,7 +5,7 @@ from extproc.adapters.telemetry.labels import ServedModels
 from extproc.adapters.telemetry.request_metrics import RequestMetrics, timed_out, ttft_error_ms, warmth
 from extproc.adapters.telemetry.stages import Stages
 from extproc.core.kv_lifetimes import Evictions
-from extproc.core.types import Completion, Outcome, Reason
+from extproc.core.types import Completion, Normalization, Outcome, Reason
 from tests.adapters.telemetry.values import Clock, decision, released
 from tests.support.core import worker
 
@@ -74,6 +74,19 @@ def test_why_a_request_was_routed_by_load_is_counted(metrics, registry):
     decide(metrics, decision(load_only="prompt-budget"))
     labels = {"pool": "default", "cause": "prompt-budget"}
     assert registry.get_sample_value("warmroute_load_only_total", labels) == 1
+
+
+def test_what_normalization_did_is_counted(metrics, registry):
+    decide(metrics, decision())
+    decide(metrics, decision(normalization=Normalization("unchanged", {})))
+    for count in (2, 3):
+        decide(metrics, decision(normalization=Normalization("applied", {"key-order": count})))
+    labels = {"pool": "default", "outcome": "applied"}
+    assert registry.get_sample_value("warmroute_normalized_requests_total", labels) == 2
+    changes = {**labels, "rule": "key-order"}
+    assert registry.get_sample_value("warmroute_normalization_changes_total", changes) == 5
+    unchanged = {"pool": "default", "outcome": "unchanged"}
+    assert registry.get_sample_value("warmroute_normalized_requests_total", unchanged) == 1
 
 
 def test_tokens_cached_and_not_and_what_a_cold_start_would_have_computed(metrics, registry):
