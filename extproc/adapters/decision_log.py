@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from extproc.core.load_ledger import Lease
+from extproc.core.namespace import RoutingNamespace
 from extproc.core.outcomes import Released
 from extproc.core.types import Candidate, Completion, Decision, Outcome
 
@@ -89,10 +90,10 @@ def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[s
 
 
 def prefix_key(released: Released) -> str | None:
-    """Names the prefix that decided: the chain hash of the longest known prefix, else of the first block.
+    """Names the prefix that decided: the routing namespace, then the chain hash of the longest known prefix.
 
-    The namespace seeds the chain, so equal keys mean equal tokens in one namespace. None when the prompt
-    has no full block or was not tokenized.
+    Where no prefix is known it is the hash of the first block. Equal keys mean equal tokens, of one tenant,
+    in one namespace; equal hashes behind different namespaces mean that the engine shares them. None when the prompt has no full block or was not tokenized.
     """
     lease = released.lease
     if not lease.reserved or not lease.reserved[0]:
@@ -100,7 +101,9 @@ def prefix_key(released: Released) -> str | None:
     hashes = lease.reserved[0]
     block_size = lease.decision.chosen.block_size or 1
     longest = max(c.cached_tokens for c in lease.decision.candidates) // block_size
-    return f"{hashes[min(max(longest, 1), len(hashes)) - 1]:016x}"
+    request = lease.decision.request
+    space = RoutingNamespace(request.namespace, request.pool, request.tenant, request.template_version)
+    return f"{space.key}:{hashes[min(max(longest, 1), len(hashes)) - 1]:016x}"
 
 
 def record(released: Released, finished_at: datetime) -> dict[str, Any]:
@@ -115,11 +118,18 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "decided": decided_at.isoformat(timespec="milliseconds"),
         "request_id": request.request_id,
         "model": request.model,
+        "alias": request.alias,
         "pool": request.pool,
+        "tenant": request.tenant or None,
         "adapter": request.namespace.adapter,
+        "model_revision": request.namespace.model_revision or None,
+        "template_version": request.template_version or None,
+        "salted": request.namespace.cache_salt is not None,
         "prefix_key": prefix_key(released),
         "selected_worker": str(chosen.worker),
         "served_by": completion.served_by,
+        "mode": request.mode.value,
+        "traffic_class": request.traffic_class or None,
         "policy": decision.policy,
         "decision": decision.reason.value,
         "load_only": request.load_only,

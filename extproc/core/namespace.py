@@ -1,10 +1,11 @@
-"""What makes two KV caches compatible.
+"""What makes two KV caches compatible, and what else tells prefixes apart in logs and statistics.
 
-The namespace seeds the hash chain, so it holds only what both a request and a KV event know: model
-revision, tokenizer revision, adapter and cache salt. Who may use which pool, and the template version,
-live outside of it: they decide permission and statistics, never cache identity.
+The engine's namespace seeds the hash chain, so it holds only what both a request and a KV event know: model
+revision, tokenizer revision, adapter and cache salt. The routing namespace around it adds who asks and how
+prompts are rendered: that decides permission and statistics, never cache identity.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,11 +26,29 @@ class Namespace(NamedTuple):
         return _seed(self)
 
 
+class RoutingNamespace(NamedTuple):
+    """Whose prefixes are told apart: the engine's namespace, and what only the router knows."""
+
+    engine: Namespace
+    pool: str
+    tenant: str
+    template_version: str
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits, different for different namespaces. Tells nothing of a salt."""
+        return f"{_digest((*self.engine, self.pool, self.tenant, self.template_version)):016x}"
+
+
 @lru_cache(maxsize=65_536)
 def _seed(namespace: Namespace) -> int:
+    return _digest(namespace)
+
+
+def _digest(fields: Iterable[str | None]) -> int:
     # Each field is length-prefixed and None is marked, so no two namespaces spell the same bytes.
     digest = xxhash.xxh3_64()
-    for value in namespace:
+    for value in fields:
         if value is None:
             digest.update(b"-")
         else:

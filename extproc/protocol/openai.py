@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from extproc.core.errors import WarmrouteError
+from extproc.protocol.json_edit import JsonEditError, parse_document
 
 DECODED_LIMIT = 64 * 1024 * 1024
 """Most bytes a compressed body may decode to before it is routed by load only."""
@@ -192,15 +193,12 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-class _ModelOnly(msgspec.Struct):
-    model: str | None = None
-
-
 def _model_of(body: bytes) -> str | None:
     """The `model` field of a body we otherwise do not read, if it has one."""
     try:
-        return msgspec.json.decode(body, type=_ModelOnly).model or None
-    except (msgspec.MsgspecError, RecursionError):
+        model = parse_document(body).get("model") if body else None
+        return None if model is None else model.text() or None
+    except JsonEditError:
         return None
 
 

@@ -56,7 +56,8 @@ def test_one_line_tells_the_whole_story(tmp_path, router):
     assert entry["predicted_cached_tokens"] == entry["actual_cached_tokens"] == 96
     assert entry["prefill_tokens"] == 103
     assert entry["decision"] == "warm-partial"
-    assert entry["prefix_key"] == f"{hashes(PROMPT)[5]:016x}"
+    space, _, block = entry["prefix_key"].partition(":")
+    assert (len(space), block) == (16, f"{hashes(PROMPT)[5]:016x}")
     assert entry["ttft_ms"] == 31.5
     assert entry["queue_wait_ms"] == 10.0  # only the step it has to wait for
     assert len(entry["candidate_workers"]) == 2

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.namespace import Namespace
+from extproc.core.namespace import Namespace, RoutingNamespace
 
 names = st.text(max_size=6)
 optional = st.none() | names
@@ -23,3 +23,12 @@ def test_an_empty_salt_is_not_a_missing_salt():
 
 def test_fields_cannot_run_into_each_other():
     assert Namespace("ab", "c").seed != Namespace("a", "bc").seed
+
+
+routing = st.builds(RoutingNamespace, namespaces, names, names, names)
+
+
+@given(routing, routing)
+def test_routing_keys_are_equal_exactly_when_namespaces_are(a, b):
+    assert (a.key == b.key) == (a == b)
+    assert len(a.key) == 16

@@ -61,9 +61,11 @@ class FullStack:
         model_dir: Path | None = None,
         settings: dict[str, Any] | None = None,
         pool: dict[str, Any] | None = None,
+        change_envoy: Callable[[dict[str, Any]], None] = lambda bootstrap: None,
     ) -> None:
         require_envoy()
         self.directory = directory
+        self._change_envoy = change_envoy
         self.model = model
         self.decisions = directory / "decisions.jsonl"
         self._port = free_port()
@@ -101,7 +103,9 @@ class FullStack:
             await self.start_router()
             self._stack.push_async_callback(self.stop_router)
             settings = on_loopback(envoy_settings(configuration.load(self.config_file)))
-            self.envoy = EnvoyProcess(bootstrap(settings), self.directory)
+            config = bootstrap(settings)
+            self._change_envoy(config)
+            self.envoy = EnvoyProcess(config, self.directory)
             await self._stack.enter_async_context(self.envoy)
             timeout = aiohttp.ClientTimeout(total=120)
             connector = aiohttp.TCPConnector(limit=0)

@@ -8,18 +8,21 @@ from typing import Self
 
 from aiohttp import web
 
+_KEPT = 1 << 20  # bytes of each body
+
 Handler = Callable[[web.Request, "Received"], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
 class Received:
-    """One request as it arrived."""
+    """One request as it arrived; `body` is its first MiB."""
 
     method: str
     path: str
     headers: dict[str, str]
     size: int
     sha256: str
+    body: bytes = b""
 
 
 @dataclass
@@ -55,12 +58,13 @@ class Upstream:
             self._runner = None
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        digest, size = hashlib.sha256(), 0
+        digest, size, kept = hashlib.sha256(), 0, bytearray()
         async for piece in request.content.iter_any():
             digest.update(piece)
             size += len(piece)
+            kept += piece[: _KEPT - len(kept)]
         headers = {key.lower(): value for key, value in request.headers.items()}
-        received = Received(request.method, request.path, headers, size, digest.hexdigest())
+        received = Received(request.method, request.path, headers, size, digest.hexdigest(), bytes(kept))
         self.requests.append(received)
         if self.respond is not None:
             return await self.respond(request, received)
