@@ -93,7 +93,8 @@ def prefix_key(released: Released) -> str | None:
     """Names the prefix that decided: the routing namespace, then the chain hash of the longest known prefix.
 
     Where no prefix is known it is the hash of the first block. Equal keys mean equal tokens, of one tenant,
-    in one namespace; equal hashes behind different namespaces mean that the engine shares them. None when the prompt has no full block or was not tokenized.
+    in one namespace; equal hashes behind different namespaces mean that the engine shares them. None when
+    the prompt has no full block or was not tokenized.
     """
     lease = released.lease
     if not lease.reserved or not lease.reserved[0]:

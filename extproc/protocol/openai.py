@@ -22,6 +22,11 @@ DECODED_LIMIT = 64 * 1024 * 1024
 
 _GZIP_MEMBERS = 16  # each one copies what is left of the body: a bomb of another kind
 
+MOST_SEQUENCES = 16_384
+"""More sequences than this are counted as so many; vLLM refuses a larger `n` (its VLLM_MAX_N_SEQUENCES)."""
+
+_MOST = (1 << 31) - 1
+
 COMPLETION_DEFAULT_MAX_TOKENS = 16  # what /v1/completions generates when the request does not say
 
 
@@ -172,7 +177,7 @@ def _describe(kind: RequestKind, body: dict[str, Any], size: int) -> InferenceRe
         max_output_tokens=limit,
         stream=body.get("stream") is True,
         cache_salt=_text(body.get("cache_salt")),
-        sequences=max(1, sequences),
+        sequences=max(1, min(sequences, MOST_SEQUENCES)),
         prompt_cache_key=_text(body.get("prompt_cache_key")),
         user=user,
         priority=_integer(body.get("priority")),
@@ -186,7 +191,10 @@ def _prompt_count(prompt: object) -> int:
 
 
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """An integer, within 32 bits: engines refuse what is beyond, and nothing here should have to count it."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return max(-_MOST, min(value, _MOST))
 
 
 def _text(value: object) -> str | None:

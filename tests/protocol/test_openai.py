@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.protocol import openai
 from extproc.protocol.openai import (
+    MOST_SEQUENCES,
     BadRequest,
     InferenceRequest,
     LoadOnly,
@@ -236,3 +237,12 @@ def test_decoding_refuses_exactly_what_python_refuses(body):
 @given(st.text(), st.text(), st.binary(max_size=60))
 def test_nothing_else_escapes(method, path, body):
     assert isinstance(parse_request(method, path, {"content-encoding": path}, body), LoadOnly)
+
+
+@pytest.mark.parametrize("huge", [10**9, 10**22, 10**400])
+def test_numbers_that_no_engine_takes_stay_countable(huge):
+    body = {"model": "m", "prompt": ["a", "b"], "n": huge, "max_tokens": huge, "priority": -huge}
+    parsed = parse_request("POST", "/v1/completions", {}, json.dumps(body).encode())
+    assert parsed.sequences == MOST_SEQUENCES
+    assert parsed.max_output_tokens < 1 << 31
+    assert parsed.priority > -(1 << 31)
