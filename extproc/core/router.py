@@ -478,7 +478,8 @@ class Router:
         The access log may be faster than the event stream; the next batch of events, or a second, ends it.
         """
         worker = lease.worker
-        if completion.outcome is not Outcome.FINISHED or self.index.block_size(worker) is None:
+        state = self.table.get(worker)
+        if completion.outcome is not Outcome.FINISHED or state is None or not self._publishes(state):
             return False
         unconfirmed = any(
             match.reserved_only

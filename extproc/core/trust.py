@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from extproc.core.divergence import Audit, Complaint, believable, diagnose
+from extproc.core.divergence import Audit, Cause, Complaint, believable, diagnose
 from extproc.core.namespace import Namespace
 from extproc.core.types import WorkerId
 
@@ -171,8 +171,10 @@ class TrustBook:
         record = self._workers.get(worker)
         if record is None:
             return None
-        events = record.last_event_at is not None and not record.is_silent
-        return diagnose(record.recent(now), events=events)
+        if record.is_silent:
+            advice = "its publisher may have died; what it holds is assumed from what is sent there meanwhile"
+            return Complaint(Cause.EVENTS_MISSING, f"{Verdict.SILENT.value}: {advice}")
+        return diagnose(record.recent(now), events=record.last_event_at is not None)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker has left or restarted."""

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.divergence import Audit
+from extproc.core.divergence import Audit, Cause
 from extproc.core.namespace import Namespace
 from extproc.core.trust import MEMORY_S, TrustBook, Verdict
 from tests.support.core import BLOCK, NAMESPACE, worker
@@ -80,6 +80,7 @@ def test_a_stream_that_dies_without_a_sound_is_noticed():
     verdicts = [audit(book, 0, 0, now) for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
     assert verdicts == [Verdict.FINE, Verdict.FINE, Verdict.SILENT, *[Verdict.FINE] * 3]
     assert book.is_silent(worker(0))
+    assert book.diagnosis(worker(0), 6.0).cause is Cause.EVENTS_MISSING
     book.on_events(worker(0), 7.0)
     assert not book.is_silent(worker(0))
 
