@@ -8,7 +8,7 @@ at any time (load, trust, the age of signals) is read when somebody asks (`state
 |---|---|
 | `catalogue` | every metric: name, unit, labels, meaning; the reference is generated from it |
 | `stages` | where the time of one decision goes |
-| `request_metrics` | counts and histograms of requests |
+| `request_metrics`, `tally` | counts and histograms of requests |
 | `state_metrics` | gauges, read from the router's snapshot when somebody asks |
 | `registry` | all of it as Prometheus text |
 | `otlp_metrics` | all of it to an OpenTelemetry collector |

@@ -108,7 +108,7 @@ def _data(family: Family, started_ns: int, now_ns: int) -> otel.Sum | otel.Gauge
     def point(sample: Sample) -> otel.NumberDataPoint:
         return otel.NumberDataPoint(dict(sample.labels), started_ns, now_ns, sample.value)
 
-    points = [point(sample) for sample in family.samples]
+    points = [point(sample) for sample in family.samples if not sample.name.endswith("_created")]
     if family.type == "counter":
         return otel.Sum(points, _CUMULATIVE, is_monotonic=True)
     return otel.Gauge(points)

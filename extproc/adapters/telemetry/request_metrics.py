@@ -1,68 +1,23 @@
-"""Counts and histograms of requests and KV events, kept by `prometheus_client`.
+"""What is counted of requests and KV events, and how it follows from what the router returned."""
 
-Why that library: it is what the field exposes metrics with, it holds exemplars (which lead from a
-histogram to a trace), and once a series is looked up, counting costs well under a microsecond. So every
-series is looked up once and kept: a request then makes some twenty updates, next to the hundreds of
-microseconds that its decision takes (`python -m tests.bench.bench_telemetry` prints the ratio).
-"""
+from collections.abc import Sequence
 
-from collections.abc import Callable, Mapping, Sequence
-
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry
 
 from extproc.adapters.telemetry import catalogue
-from extproc.adapters.telemetry.catalogue import Kind, Metric
 from extproc.adapters.telemetry.labels import FewValues, ServedModels
 from extproc.adapters.telemetry.stages import TOTAL, Stages
+from extproc.adapters.telemetry.tally import Tally
 from extproc.core.kv_lifetimes import Evictions
 from extproc.core.outcomes import Released
 from extproc.core.types import Candidate, Completion, Decision, Outcome, Reason, ShadowChoice
-
-# The time a counter began is a series for each series, and Prometheus finds resets without it.
-_leave_out_created: Callable[[], None] = disable_created_metrics
-_leave_out_created()
 
 _MS = 1000.0
 _TIMEOUT_STATUS = frozenset({408, 504})
 _PREFILLED = frozenset({Outcome.FINISHED, Outcome.CANCELLED, Outcome.FAILED})
 
 
-class _Series:
-    """The series of one metric, each looked up once."""
-
-    __slots__ = ("_counters", "_histograms", "_metric")
-
-    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
-        self._counters: dict[tuple[str, ...], Counter] = {}
-        self._histograms: dict[tuple[str, ...], Histogram] = {}
-        self._metric: Counter | Histogram
-        if metric.kind is Kind.COUNTER:
-            self._metric = Counter(metric.name, metric.meaning, metric.labels, registry=registry)
-        else:
-            self._metric = Histogram(
-                metric.name, metric.meaning, metric.labels, registry=registry, buckets=metric.buckets
-            )
-
-    def add(self, amount: float, *labels: str) -> None:
-        """Count."""
-        series = self._counters.get(labels)
-        if series is None:
-            if not isinstance(self._metric, Counter):
-                raise TypeError("only counters are added to")
-            series = self._counters[labels] = self._metric.labels(*labels)
-        series.inc(amount)
-
-    def observe(self, value: float, *labels: str, exemplar: dict[str, str] | None = None) -> None:
-        """Put a value into a histogram; `exemplar` names an example of it."""
-        series = self._histograms.get(labels)
-        if series is None:
-            if not isinstance(self._metric, Histogram):
-                raise TypeError("only histograms observe")
-            series = self._histograms[labels] = self._metric.labels(*labels)
-        series.observe(max(0.0, value), exemplar)
-
-
-class RequestMetrics:
+class RequestMetrics(Tally):
     """Everything that is counted when it happens.
 
     Args:
@@ -71,22 +26,11 @@ class RequestMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, models: ServedModels) -> None:
-        self._of: Mapping[str, _Series] = {
-            metric.name: _Series(metric, registry) for metric in catalogue.REQUEST_METRICS
-        }
+        super().__init__(catalogue.REQUEST_METRICS)
+        registry.register(self)
         self._models = models
         self._classes = FewValues()
         self._causes = FewValues()
-
-    def add(self, metric: Metric, amount: float, *labels: str) -> None:
-        """Count, with label values in the catalogue's order."""
-        self._of[metric.name].add(amount, *labels)
-
-    def observe(
-        self, metric: Metric, value: float, *labels: str, exemplar: dict[str, str] | None = None
-    ) -> None:
-        """Put a value into a histogram."""
-        self._of[metric.name].observe(value, *labels, exemplar=exemplar)
 
     def pool_known(self, pool: str) -> None:
         """Begin what alerts watch at 0, or their first increment would go unseen."""
