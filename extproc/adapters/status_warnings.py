@@ -133,7 +133,7 @@ def _events(worker: WorkerSnapshot, name: str) -> Iterator[Warning]:
             Severity.ODD, name, "what its cache holds is not known at the moment",
             "the connection for KV events was lost: it may have restarted, empty",
         )  # fmt: skip
-    elif not worker.kv_trusted:
+    elif not worker.kv_trusted and worker.complaint is None:
         if worker.event_age_s is None:
             yield Warning(
                 Severity.ODD, name, "it has sent no KV events: its cache is guessed from what we send there",

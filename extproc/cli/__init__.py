@@ -21,6 +21,9 @@ COMMANDS: dict[str, str] = {
     "health": "extproc.cli.health",
     "engine": "extproc.cli.engine",
     "simulate": "extproc.cli.simulate",
+    "explain": "extproc.cli.explain",
+    "top": "extproc.cli.top",
+    "replay": "extproc.cli.replay",
     "analyze": "extproc.cli.analyze",
 }
 

@@ -13,6 +13,8 @@ TERMS = {"queue_ms": "queue", "prefill_ms": "prefill", "decode_ms": "decode", "k
 
 _MATTERS_MS = 0.5
 _MATTERS_SHARE = 0.05
+_TIE_SHARE = 0.02
+_TIE_RULE = "; of equals the longest predicted hit goes first, then the fewest requests, then chance"
 
 _REASONS = {
     "warm-exact": "It holds all of the prompt's prefix that can be reused.",
@@ -125,7 +127,7 @@ def _why(line: Line) -> list[str]:
     elif reason.startswith("warm-denied"):
         said.append(_denied(winner, others))
     else:
-        said.append(_price(winner, others))
+        said.append(_price(line, winner, others))
         said += _difference(winner, min(others, key=_total))
     if reason in _REASONS:
         said.append(_REASONS[reason])
@@ -139,18 +141,25 @@ def _total(candidate: Line) -> float:
     return float(candidate.get("total_ms") or 0.0)
 
 
-def _price(winner: Line, others: Sequence[Line]) -> str:
+def _price(line: Line, winner: Line, others: Sequence[Line]) -> str:
     best = min(others, key=_total)
     ours, theirs = _total(winner), _total(best)
-    if ours <= theirs:
+    settings = line.get("settings")
+    tie_ms = float(settings.get("tie_ms") or 0.0) if isinstance(settings, Mapping) else 0.0
+    if abs(ours - theirs) <= max(tie_ms, _TIE_SHARE * min(ours, theirs)):
+        rule = _TIE_RULE if line.get("policy") == "token-load" else ""
+        return (
+            f"{winner['worker']} ({milliseconds(ours)}) and {best['worker']} ({milliseconds(theirs)}) count "
+            f"as equally cheap{rule}."
+        )
+    if ours < theirs:
         return (
             f"{winner['worker']} is predicted to be cheapest: {milliseconds(ours)}, the next is "
             f"{best['worker']} with {milliseconds(theirs)} ({milliseconds(theirs - ours, signed=True)})."
         )
     return (
-        f"{winner['worker']} ({milliseconds(ours)}) counts as equal to the cheapest, {best['worker']} "
-        f"({milliseconds(theirs)}); of equals the longest predicted hit goes first, then the fewest "
-        "requests, then chance."
+        f"The policy {line.get('policy')} preferred it, although {best['worker']} is predicted to be "
+        f"cheaper: {milliseconds(theirs)} against {milliseconds(ours)}."
     )
 
 

@@ -1,0 +1,211 @@
+"""The state of a Warmroute as terminal text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from extproc.protocol.explanation import TERMS
+
+State = Mapping[str, Any]
+
+_STYLES = {"queue_ms": "blue", "prefill_ms": "yellow", "decode_ms": "green", "kv_risk_ms": "magenta"}
+_BAR = 24
+_ALWAYS = 8  # lines that headings and gaps take
+_DECISIONS = 20
+
+
+def view(state: State, height: int | None) -> RenderableType:
+    """Everything, shortened so that it fits into `height` lines; None: as long as it is."""
+    room = 10_000 if height is None else max(8, height - _ALWAYS)
+    parts: list[RenderableType] = [_head(state)]
+    warned = _warnings(state["warnings"], max(2, room // 5))
+    parts += warned
+    workers, prefixes = state["workers"], state["prefixes"]
+    shown_workers = min(len(workers), max(3, room // 2))
+    parts += [_title(f"Workers ({sum(w['ready'] for w in workers)} of {len(workers)} ready)")]
+    parts.append(_workers(workers[:shown_workers]))
+    if shown_workers < len(workers):
+        parts.append(Text(f"  ... and {len(workers) - shown_workers} more", style="dim"))
+    left = room - 2 * len(warned) - shown_workers - 4
+    count = min(_DECISIONS, max(2, left - 3))
+    parts += [_decisions_title(), _decisions(state["decisions"][:count])]
+    if prefixes and (height is None or left - count > 5):
+        parts += [
+            _title("Hottest prefixes"),
+            _prefixes(prefixes[: 8 if height is None else left - count - 4]),
+        ]
+    return Group(*parts)
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _head(state: State) -> Text:
+    counters = state["counters"]
+    compared = counters["exact"] + counters["mispredicted"]
+    exact = f", {counters['exact'] / compared:.0%} of predicted hits exact" if compared else ""
+    shadow = f" (shadow: {', '.join(state['shadow'])})" if state["shadow"] else ""
+    text = Text()
+    text.append("Warmroute ", style="bold")
+    if state["ready"]:
+        text.append("ready", style="green")
+    else:
+        text.append("NOT READY", style="bold red")
+    text.append(f"  {state['policy']}{shadow} on {state['listen']}, up {_age(state['uptime_s'])}")
+    text.append(f", {state['time'][11:19]} UTC\n")
+    text.append(
+        f"{counters['routed']:,} routed, {state['open_requests']:,} open, "
+        f"{sum(counters['rejected'].values()):,} refused, {counters['lost']:,} lost{exact}"
+    )
+    return text
+
+
+def _warnings(found: Sequence[Mapping[str, Any]], shown: int) -> list[RenderableType]:
+    if not found:
+        return []
+    lines: list[RenderableType] = [_title("Warnings")]
+    for one in found[:shown]:
+        style = "red" if one["severity"] == "bad" else "yellow"
+        text = Text("! ", style=style)
+        text.append(f"{one['subject']}: {one['text']}", style=style)
+        text.append(f" ({one['cause']})", style="dim")
+        lines.append(text)
+    if len(found) > shown:
+        lines.append(Text(f"  ... and {len(found) - shown} more", style="dim"))
+    return lines
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in heads:
+        left = head.startswith("<")
+        table.add_column(head.removeprefix("<"), justify="left" if left else "right", no_wrap=True)
+    return table
+
+
+def _workers(workers: Sequence[State]) -> Table:
+    table = _table(
+        "<worker", "<state", "ours", "others", "waiting", "queued ms", "KV used", "cache", "<events", "trust",
+        "prefill/s", "metrics",
+    )  # fmt: skip
+    for worker in workers:
+        others, cache, trust = worker["others"], worker["cache"], worker["trust"]
+        table.add_row(
+            worker["worker"],
+            Text("ready", style="green") if worker["ready"] else Text("not ready", style="bold red"),
+            f"{worker['load']['requests']:,}",
+            "?" if others is None else f"{others['running']:,}",
+            _count(worker["engine"]["waiting"]),
+            f"{worker['load']['queued_prefill_ms']:,.0f}",
+            _share(worker["engine"]["kv_usage"]),
+            _cache(cache),
+            _events(cache),
+            _share(trust["confidence"]) if trust["audits"] else "-",
+            _count(worker["rates"]["prefill_tokens_per_s"]),
+            _age(worker["metrics_age_s"]),
+        )
+    return table
+
+
+def _cache(cache: State) -> str:
+    blocks = cache["blocks"] or cache["assumed_blocks"]
+    if cache["capacity_blocks"]:
+        return f"{blocks / cache['capacity_blocks']:.0%} of {cache['capacity_blocks']:,}"
+    return f"{blocks:,} blocks"
+
+
+def _events(cache: State) -> Text:
+    if cache["suspended"]:
+        return Text("not known", style="yellow")
+    if cache["events_complete"]:
+        return Text("complete", style="green")
+    if cache["event_age_s"] is not None:
+        return Text("incomplete", style="yellow")
+    return Text("guessed" if cache["assumed_blocks"] else "none", style="dim")
+
+
+def _decisions_title() -> Text:
+    text = _title("Recent decisions   ")
+    for term, name in TERMS.items():
+        text.append("█ ", style=_STYLES[term])
+        text.append(f"{name}  ", style="dim")
+    return text
+
+
+def _decisions(lines: Sequence[State]) -> RenderableType:
+    if not lines:
+        return Text("none yet: they appear when requests end", style="dim")
+    table = _table(
+        "<time", "<request", "<decision", "<worker", "<cost", "ms", "next", "tokens", "cached", "TTFT", "<end"
+    )
+    for line in lines:
+        found = line["candidate_workers"]
+        best = found[0]
+        following = min((c["total_ms"] for c in found[1:]), default=None)
+        longest = max(best["total_ms"], following or 0.0, 1e-9)
+        took = line["upstream_ttft_ms"] if line["upstream_ttft_ms"] is not None else line["ttft_ms"]
+        table.add_row(
+            line["time"][11:19],
+            _fit(line["request_id"], 14),
+            line["decision"],
+            line["selected_worker"],
+            _bar(best, longest),
+            f"{best['total_ms']:,.1f}",
+            "-" if following is None else f"{following:,.1f}",
+            _count(line["prompt_tokens"]),
+            _count(line["actual_cached_tokens"]),
+            "-" if took is None or not line["stream"] else f"{took:,.1f}",
+            Text(line["outcome"], style="" if line["outcome"] == "finished" else "yellow"),
+        )
+    return table
+
+
+def _bar(candidate: State, longest: float) -> Text:
+    """The terms of a cost, as long as they are beside the `longest` one."""
+    text, done, drawn = Text(), 0.0, 0
+    for term in TERMS:
+        done += candidate[term]
+        until = round(_BAR * done / longest)
+        text.append("█" * (until - drawn), style=_STYLES[term])
+        drawn = max(drawn, until)
+    text.append("·" * (_BAR - drawn), style="dim")
+    return text
+
+
+def _prefixes(found: Sequence[State]) -> Table:
+    table = _table("<prefix", "requests", "cached tokens", "share", "<where")
+    for prefix in found:
+        where = ", ".join(f"{name} x {count}" for name, count in list(prefix["workers"].items())[:3])
+        share = prefix["cached_tokens"] / prefix["prompt_tokens"] if prefix["prompt_tokens"] else None
+        table.add_row(
+            prefix["prefix_key"],
+            f"{prefix['requests']:,}",
+            f"{prefix['cached_tokens']:,}",
+            _share(share),
+            where,
+        )
+    return table
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _count(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0%}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
