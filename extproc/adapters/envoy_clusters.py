@@ -170,9 +170,28 @@ def worker_balancing(settings: EnvoySettings, *, named_only: bool = False) -> cl
 
 
 def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
-    """The Warmroute replicas: ext_proc and access log."""
+    """The Warmroute replicas: ext_proc and, if there is only one, the access log."""
+    return _router_cluster(ROUTER, settings.router_addresses)
+
+
+def log_clusters(settings: EnvoySettings) -> list[str]:
+    """Clusters the access log goes to: one for each router.
+
+    Envoy keeps a log on one connection, but who placed a request must hear of its end. So all hear of all,
+    and each takes what is its own.
+    """
+    count = len(settings.routers)
+    return [ROUTER] if count == 1 else [f"{ROUTER}-log-{number}" for number in range(1, count + 1)]
+
+
+def router_log_cluster(name: str, where: Address) -> cluster_v3.Cluster:
+    """One of several Warmroute replicas: its access log."""
+    return _router_cluster(name, [where])
+
+
+def _router_cluster(name: str, addresses: Iterable[Address]) -> cluster_v3.Cluster:
     cluster = cluster_v3.Cluster(
-        name=ROUTER,
+        name=name,
         connect_timeout=seconds(0.25),
         circuit_breakers=_open_breakers(),
         typed_extension_protocol_options={
@@ -189,7 +208,7 @@ def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
             )
         },
     )
-    _set_addresses(cluster, settings.router_addresses)
+    _set_addresses(cluster, addresses)
     return cluster
 
 

@@ -37,8 +37,10 @@ from extproc.adapters.envoy_clusters import (
     address,
     collector_cluster,
     load_assignment,
+    log_clusters,
     metadata_key,
     router_cluster,
+    router_log_cluster,
     seconds,
     worker_clusters,
     workers_cluster,
@@ -72,6 +74,8 @@ def clusters(settings: EnvoySettings) -> list[cluster_v3.Cluster]:
     """Engines, router, and the collector of spans where there is one."""
     found = [workers_cluster(settings, one) for one in worker_clusters(settings)]
     found.append(router_cluster(settings))
+    if len(settings.routers) > 1:
+        found += map(router_log_cluster, log_clusters(settings), settings.router_addresses)
     if settings.trace_collector is not None:
         found.append(collector_cluster(settings.trace_collector))
     return found
@@ -112,7 +116,7 @@ def connection_manager(settings: EnvoySettings) -> hcm.HttpConnectionManager:
         request_timeout=seconds(120),
         delayed_close_timeout=seconds(0.1),
         early_header_mutation_extensions=[early_header_mutation(settings)],
-        access_log=[access_log(settings)],
+        access_log=[access_log(settings, cluster) for cluster in log_clusters(settings)],
         access_log_options=(
             hcm.HttpConnectionManagerHcmAccessLogOptions(access_log_flush_interval=seconds(progress))
             if progress is not None
@@ -156,8 +160,8 @@ def early_header_mutation(settings: EnvoySettings) -> core.TypedExtensionConfig:
     )
 
 
-def access_log(settings: EnvoySettings) -> accesslog.AccessLog:
-    """Completions, flags, times and usage, to the router's own port."""
+def access_log(settings: EnvoySettings, cluster: str) -> accesslog.AccessLog:
+    """Completions, flags, times and usage, to a router's own port."""
     tags = [
         tracing.CustomTag(
             tag=TICKET_KEY,
@@ -179,7 +183,7 @@ def access_log(settings: EnvoySettings) -> accesslog.AccessLog:
                 common_config=grpc_log.CommonGrpcAccessLogConfig(
                     log_name="warmroute",
                     grpc_service=core.GrpcService(
-                        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER), timeout=seconds(0)
+                        envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=cluster), timeout=seconds(0)
                     ),
                     transport_api_version=core.ApiVersion.V3,
                     buffer_flush_interval=seconds(settings.log_flush_interval),

@@ -227,6 +227,14 @@ def test_several_routers_are_all_tried():
         "10.0.0.8",
         "10.0.0.9",
     ]
+    # The log goes to each of them.
+    for name, address in (("warmroute-log-1", "10.0.0.8"), ("warmroute-log-2", "10.0.0.9")):
+        (one,) = cluster(config, name)["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        assert one["endpoint"]["address"]["socket_address"]["address"] == address
+    logs = [
+        log["typed_config"]["common_config"]["grpc_service"] for log in http_manager(config)["access_log"]
+    ]
+    assert [log["envoy_grpc"]["cluster_name"] for log in logs] == ["warmroute-log-1", "warmroute-log-2"]
 
 
 @pytest.mark.parametrize(

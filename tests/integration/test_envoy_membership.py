@@ -104,3 +104,30 @@ async def test_a_router_under_a_second_address_is_asked_when_the_first_is_gone(s
                 async with client.post(envoy.url + CHAT, data=b"{}") as reply:
                     assert (await reply.json())["served_by"] == two.endpoint
             assert len(routing.requests) == 20
+
+
+async def test_each_of_several_routers_hears_how_its_requests_ended(start_envoy):
+    async with Upstream() as one:
+        routings = [RecordingRouting(), RecordingRouting()]
+        async with (
+            running(routings[0]) as first,
+            running(routings[1]) as second,
+            aiohttp.ClientSession() as client,
+        ):
+            for name, routing in zip("ab", routings, strict=True):
+                numbers = iter(range(1000))
+                routing.answer = lambda _, n=name, count=numbers: Route((one.endpoint,), f"{n}-{next(count)}")
+            envoy = await start_envoy(
+                EnvoySettings(
+                    workers=StaticWorkers((one.endpoint,)),
+                    routers=(first.server.address, second.server.address),
+                )
+            )
+            for _ in range(20):
+                async with client.post(envoy.url + CHAT, data=b"{}") as reply:
+                    assert reply.status == 200
+            for name, routing in zip("ab", routings, strict=True):
+                asked = len(routing.requests)
+                assert asked > 0
+                own = {f"{name}-{number}" for number in range(asked)}
+                await until(lambda r=routing, o=own: o <= {lease for lease, _ in r.completions})
