@@ -358,6 +358,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "TMPDIR": str(directory),
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CACHE_ROOT": str(directory / "vllm"),
         "VLLM_CONFIG_ROOT": str(directory / "vllm-config"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
