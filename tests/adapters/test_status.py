@@ -1,0 +1,94 @@
+import json
+
+import msgspec
+import pytest
+
+from extproc.core.types import Outcome
+from tests.support.core import members, worker
+from tests.support.watched import Watched
+
+
+@pytest.fixture
+async def watched(tmp_path):
+    async with Watched(tmp_path) as one:
+        yield one
+
+
+async def test_the_state_can_be_written_as_json(watched):
+    watched.ask("one")
+    assert msgspec.json.decode(msgspec.json.encode(watched.board.state()))["policy"] == "token-load"
+
+
+async def test_it_shows_load_cache_trust_and_rates_of_every_worker(watched):
+    watched.warm(1, range(1, 161))
+    watched.route("running", range(1, 161))
+    state = watched.board.state()
+    assert (state["open_requests"], state["ready"], state["shadow"]) == (1, True, ["least-load"])
+    _, one, _ = state["workers"]
+    assert one["worker"] == worker(1).endpoint
+    assert one["load"]["requests"] == 1
+    assert one["load"]["context_tokens"] == 160
+    assert one["cache"]["blocks"] == 10
+    assert one["cache"]["capacity_blocks"] == 2000
+    assert one["cache"]["block_size"] == 16
+    assert one["cache"]["events_complete"]
+    assert one["engine"] == {"running": 0, "waiting": 0, "kv_usage": 0.25}
+    assert one["trust"] == {"confidence": 1.0, "audits": 0, "complaint": None}
+    assert one["rates"]["prefill_tokens_per_s"] == pytest.approx(8000.0)
+
+
+async def test_what_is_not_known_is_null(tmp_path):
+    async with Watched(tmp_path, workers=0) as watched:
+        watched.router.on_membership(members(1), 0.0)
+        (one,) = watched.board.state()["workers"]
+    assert one["metrics_age_s"] is one["others"] is one["cache"]["capacity_blocks"] is None
+    assert one["engine"] == {"running": None, "waiting": None, "kv_usage": None}
+
+
+async def test_decisions_are_the_lines_of_the_log_newest_first_without_their_bulk(watched):
+    for name in "abc":
+        watched.ask(name)
+    shown = watched.board.state()["decisions"]
+    assert [line["request_id"] for line in shown] == ["c", "b", "a"]
+    for line, written in zip(shown, reversed(watched.lines()), strict=True):
+        for name in set(line) - {"candidate_workers", "candidates"}:
+            assert line[name] == written[name], name
+        assert line["candidates"] == 3
+        for candidate, whole in zip(line["candidate_workers"], written["candidate_workers"], strict=True):
+            assert candidate.items() <= whole.items()
+    assert len(json.dumps(shown[0])) < len(json.dumps(watched.lines()[-1]))
+
+
+async def test_hot_prefixes_are_shown_by_their_key(watched):
+    watched.warm(0, range(1, 385))
+    for number in range(4):
+        watched.ask(str(number))
+    (hot,) = watched.board.state()["prefixes"]
+    assert hot["prefix_key"] == watched.lines()[-1]["prefix_key"]
+    assert hot["requests"] == 4
+    assert sum(hot["workers"].values()) == 4
+
+
+async def test_the_line_of_a_request_is_that_of_the_log_or_an_open_one(watched):
+    decision = watched.route("r")
+    opened = watched.board.line("r")
+    assert opened["outcome"] == "open"
+    watched.end(decision, Outcome.CANCELLED)
+    assert watched.board.line("r") == watched.lines()[-1]
+    assert watched.board.line("nobody") is None
+    assert watched.board.explained("nobody") is None
+
+
+async def test_hidden_fields_are_hidden_in_open_lines_too(tmp_path):
+    async with Watched(tmp_path, redact=("request_id",)) as watched:
+        watched.route("r")
+        assert watched.board.line("r")["request_id"] == "[redacted]"
+
+
+async def test_warnings_are_part_of_it(watched):
+    for _ in range(3):
+        watched.router.on_scrape_failure(worker(2).endpoint)
+    watched.scrape_errors[worker(2).endpoint] = "/metrics answered 500"
+    (one,) = watched.board.state()["warnings"]
+    assert (one["severity"], one["subject"]) == ("bad", worker(2).endpoint)
+    assert "answered 500" in one["cause"]

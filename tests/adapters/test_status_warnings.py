@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+
+from extproc.adapters.status_warnings import Observed, Severity, warnings
+from extproc.core.snapshot import snapshot
+from tests.support.core import worker
+from tests.support.watched import Watched
+
+
+@pytest.fixture
+async def watched(tmp_path):
+    async with Watched(tmp_path) as one:
+        yield one
+
+
+def seen(watched, later_s=0.0, **fields):
+    found = snapshot(watched.router, watched.clock() + later_s)
+    given = {
+        "router": found,
+        "pools_with_events": frozenset({"default"}),
+        "stale_after_s": 5.0,
+        "scrape_errors": {},
+        "access_log_streams": 1,
+        "recent": (),
+    }
+    return Observed(**given | fields)
+
+
+def told(*arguments, **fields):
+    return [(one.severity, one.subject) for one in warnings(seen(*arguments, **fields))]
+
+
+def lines(count, **fields):
+    return [{"outcome": "finished", "decision": "cold-idle", "load_only": None, **fields}] * count
+
+
+async def test_where_all_is_well_there_are_none(watched):
+    assert warnings(seen(watched, recent=lines(100))) == []
+
+
+async def test_a_pool_without_workers(watched):
+    watched.router.on_membership([], 0.0)
+    assert told(watched) == [(Severity.BAD, "pool default")]
+
+
+async def test_a_pool_in_which_none_is_ready_comes_first(watched):
+    for n in range(3):
+        for _ in range(3):
+            watched.router.on_scrape_failure(worker(n).endpoint)
+    found = warnings(seen(watched, scrape_errors={worker(0).endpoint: "connection refused"}))
+    assert found[0].subject == "pool default"
+    assert "connection refused" in next(one for one in found if one.subject == str(worker(0))).cause
+
+
+async def test_a_worker_that_could_not_be_reached(watched):
+    watched.router.table.on_connect_failure(worker(1).endpoint, watched.clock())
+    (one,) = warnings(seen(watched))
+    assert (one.severity, one.subject) == (Severity.BAD, str(worker(1)))
+    assert "delivered" in one.cause
+
+
+async def test_old_metrics(watched):
+    assert told(watched, 6.0) == [(Severity.ODD, str(worker(n))) for n in range(3)]
+    assert "old" in warnings(seen(watched, 6.0))[0].text
+
+
+@pytest.mark.parametrize(
+    ("prepare", "word"),
+    [
+        (lambda r: r.on_kv_suspended(worker(1), suspended=True), "restarted"),
+        (lambda r: r.on_kv_trust(worker(1), "no KV events yet", trusted=False), "warmroute check"),
+    ],
+)
+async def test_caches_that_are_not_known(watched, prepare, word):
+    prepare(watched.router)
+    (one,) = warnings(seen(watched))
+    assert one.subject == str(worker(1))
+    assert word in one.cause
+    assert warnings(seen(watched, pools_with_events=frozenset())) == []
+
+
+async def test_events_that_are_not_complete_name_their_cause(watched):
+    watched.warm(1, range(1, 100))
+    watched.router.on_kv_trust(worker(1), "messages 3 to 5 were lost", trusted=False)
+    (one,) = warnings(seen(watched))
+    assert one.cause == "messages 3 to 5 were lost"
+
+
+async def test_a_complaint_is_said_once_with_its_cause(watched):
+    found = snapshot(watched.router, watched.clock())
+    broken = replace(found.workers[0], complaint="the tokenizer differs", kv_trusted=False)
+    (one,) = warnings(seen(watched, router=replace(found, workers=(broken, *found.workers[1:]))))
+    assert one.cause == "the tokenizer differs"
+
+
+async def test_a_missing_access_log_matters_only_with_requests(watched):
+    assert told(watched, access_log_streams=0) == []
+    watched.route("open")
+    assert told(watched, access_log_streams=0) == [(Severity.BAD, "access log")]
+    assert told(watched, access_log_streams=None) == []
+
+
+async def test_logs_that_cannot_be_written(watched):
+    assert told(watched, log_failures=3, journal_error="disk full") == [
+        (Severity.ODD, "decision log"),
+        (Severity.ODD, "journal"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"load_only": "too-long"}, "too-long"),
+        ({"outcome": "failed"}, "workers fail"),
+        ({"outcome": "lost"}, "access log"),
+        ({"decision": "warm-denied-wait"}, "add workers"),
+    ],
+)
+async def test_many_requests_of_a_kind(watched, fields, word):
+    (one,) = warnings(seen(watched, recent=[*lines(60), *lines(40, **fields)]))
+    assert one.subject == "requests"
+    assert word in one.cause
+    assert warnings(seen(watched, recent=[*lines(98), *lines(2, **fields)])) == []
+
+
+async def test_a_few_requests_prove_nothing(watched):
+    assert warnings(seen(watched, recent=lines(10, outcome="failed"))) == []
