@@ -66,8 +66,8 @@ class AdminClient:
             AdminClientError: there is no usable answer.
         """
         found = await self._get("state")
-        if found is None:
-            raise AdminClientError(f"{self._url} has no /state: it is not a Warmroute of this kind")
+        if found is None or "workers" not in found:
+            raise AdminClientError(f"what answers at {self._url} is not a Warmroute, or one too old for this")
         return found
 
     async def explained(self, request_id: str) -> dict[str, Any] | None:
