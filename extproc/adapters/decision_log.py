@@ -142,6 +142,7 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "predicted_cached_tokens": released.predicted_cached_tokens,
         "actual_cached_tokens": completion.cached_tokens,
         "output_tokens": completion.output_tokens,
+        "evicted_blocks": released.evicted_blocks,
         "expected_output": None if decision.output is None else decision.output._asdict(),
         "queue_wait_ms": _ms(chosen.cost.queue_ms),
         "predicted_ttft_ms": _ms(chosen.cost.ttft_ms),

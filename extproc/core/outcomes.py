@@ -8,11 +8,15 @@ from extproc.core.types import Completion, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A lease that has ended, and how: what the decision log and the audit are made from."""
+    """A lease that has ended, and how: what the decision log and the audit are made from.
+
+    `evicted_blocks`: KV blocks that left the GPU of its worker in the meantime; None: not known.
+    """
 
     lease: Lease
     completion: Completion
     released_at: float
+    evicted_blocks: int | None = None
 
     @property
     def predicted_cached_tokens(self) -> int | None:

@@ -23,7 +23,9 @@ from extproc.core.cost import CostSettings
 from extproc.core.divergence import Audit
 from extproc.core.doubts import Doubts
 from extproc.core.editions import build as build_editions
+from extproc.core.engine_shares import EngineShares
 from extproc.core.errors import NoEndpointError
+from extproc.core.evictions import Evictions
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
@@ -115,9 +117,11 @@ class Router:
         self.index = KvIndex(event_hashes=event_hashes)
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
+        self.shares = EngineShares()
         self.trust = TrustBook()
         self.doubts = Doubts()
         self.adapters = AdapterSlots()
+        self.evictions = Evictions()
         self._lingering: dict[WorkerId, list[tuple[float, Lease]]] = {}
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
@@ -129,6 +133,7 @@ class Router:
             adapters=self.adapters,
             pools=self._pools,
             costs=self.costs,
+            shares=self.shares,
             stale_after_s=self.settings.stale_after_s,
             prompt_hashes=prompt_hashes,
         )
@@ -187,11 +192,15 @@ class Router:
         expires_at = now + self.settings.lease_expiry_s
         if request.mode is Mode.OBSERVE:  # the gateway chooses: nothing is known to be on its way anywhere
             self.observed.admit(decision, state.generation, reserved, now, expires_at)
+            self.evictions.begin(decision.lease_id, [candidate.worker for candidate in ordered])
             return decision
         for hashes in reserved:
             self.index.reserve(chosen.worker, hashes)
         self.adapters.on_use(chosen.worker, request.namespace.adapter)
+        self.shares.book(decision, now)
+        self.evictions.begin(decision.lease_id, [chosen.worker])
         self.ledger.admit(decision, state.generation, reserved, now, expires_at)
+        self.learned.sent(chosen.worker, chosen.uncovered_tokens, now)
         if not self._publishes(state):
             self._assume_on_its_way(decision, reserved, state)
         return decision
@@ -259,7 +268,7 @@ class Router:
             completion = replace(completion, served_by=lease.served_by)
         for endpoint in suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
-        released = Released(lease, completion, now)
+        released = Released(lease, completion, now, self.evictions.end(lease_id, lease.worker))
         self._audit(released)
         self._assume(released)
         self.learned.learn(released, load, beside_ms)
@@ -273,11 +282,16 @@ class Router:
         released: list[Released] = []
         for worker in change.removed:
             gone = Completion(Outcome.LOST, details="worker left")
-            released += [Released(lease, gone, now) for lease in self.ledger.drop_worker(worker)]
+            released += [
+                Released(lease, gone, now, self.evictions.end(lease.id, worker))
+                for lease in self.ledger.drop_worker(worker)
+            ]
+            self.evictions.forget(worker)
             self.index.remove_worker(worker)
             self.assumed.remove_worker(worker)
             self._lingering.pop(worker, None)
             self.learned.forget(worker)
+            self.shares.forget(worker)
             self.trust.forget(worker)
             self.doubts.clear(worker)
             self._reconciler.forget(worker)
@@ -308,6 +322,7 @@ class Router:
     def on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent], now: float) -> None:
         """An engine told what it stored and removed."""
         self.trust.on_events(worker, now)
+        self.evictions.on_events(worker, events)
         state = self.table.get(worker)
         if state is not None:
             state.kv_silent = False
@@ -465,7 +480,10 @@ class Router:
     def _release_observed(self, lease_id: str, completion: Completion, now: float) -> Released | None:
         """End a request that the gateway sent where it liked: there is nothing to give back or to learn."""
         lease = self.observed.release(lease_id, now)
-        return None if lease is None else Released(lease, completion, now)
+        if lease is None:
+            return None
+        served = lease.worker if completion.served_by is None else WorkerId(completion.served_by)
+        return Released(lease, completion, now, self.evictions.end(lease_id, served))
 
     def _release_lost(self, lease_ids: Iterable[str], why: str, now: float) -> list[Released]:
         completion = Completion(Outcome.LOST, details=why)
