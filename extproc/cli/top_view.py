@@ -1,7 +1,7 @@
 """The state of a Warmroute as terminal text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,31 +13,53 @@ State = Mapping[str, Any]
 
 _STYLES = {"queue_ms": "blue", "prefill_ms": "yellow", "decode_ms": "green", "kv_risk_ms": "magenta"}
 _BAR = 24
-_ALWAYS = 8  # lines that headings and gaps take
+_LOWEST = 16
 _DECISIONS = 20
+_PREFIXES = 8
 
 
 def view(state: State, height: int | None) -> RenderableType:
-    """Everything, shortened so that it fits into `height` lines; None: as long as it is."""
-    room = 10_000 if height is None else max(8, height - _ALWAYS)
+    """Everything, shortened so that it fits into `height` lines (at least 16); None: as long as it is."""
+    warned, workers, prefixes = state["warnings"], state["workers"], state["prefixes"]
+    plan = _Plan.of(len(warned), len(workers), len(state["decisions"]), len(prefixes), height)
     parts: list[RenderableType] = [_head(state)]
-    warned = _warnings(state["warnings"], max(2, room // 5))
-    parts += warned
-    workers, prefixes = state["workers"], state["prefixes"]
-    shown_workers = min(len(workers), max(3, room // 2))
-    parts += [_title(f"Workers ({sum(w['ready'] for w in workers)} of {len(workers)} ready)")]
-    parts.append(_workers(workers[:shown_workers]))
-    if shown_workers < len(workers):
-        parts.append(Text(f"  ... and {len(workers) - shown_workers} more", style="dim"))
-    left = room - 2 * len(warned) - shown_workers - 4
-    count = min(_DECISIONS, max(2, left - 3))
-    parts += [_decisions_title(), _decisions(state["decisions"][:count])]
-    if prefixes and (height is None or left - count > 5):
-        parts += [
-            _title("Hottest prefixes"),
-            _prefixes(prefixes[: 8 if height is None else left - count - 4]),
-        ]
+    if warned:
+        parts += [_title("Warnings"), *(_warning(one) for one in warned[: plan.warnings])]
+        parts += _more(len(warned) - plan.warnings)
+    ready = sum(worker["ready"] for worker in workers)
+    parts += [_title(f"Workers ({ready} of {len(workers)} ready)"), _workers(workers[: plan.workers])]
+    parts += _more(len(workers) - plan.workers)
+    parts += [_decisions_title(), _decisions(state["decisions"][: plan.decisions])]
+    if plan.prefixes:
+        parts += [_title("Hottest prefixes"), _prefixes(prefixes[: plan.prefixes])]
     return Group(*parts)
+
+
+class _Plan(NamedTuple):
+    """How many of each kind there is room for."""
+
+    warnings: int
+    workers: int
+    decisions: int
+    prefixes: int
+
+    @classmethod
+    def of(cls, warnings: int, workers: int, decisions: int, prefixes: int, height: int | None) -> "_Plan":
+        """For so many of each; a title takes two lines, a table's head one, `more` another."""
+        if height is None:
+            return cls(warnings, workers, min(_DECISIONS, decisions), min(_PREFIXES, prefixes))
+        left = max(height, _LOWEST) - 2
+        warned = min(warnings, max(1, left // 8))
+        left -= 2 + warned + (warned < warnings) if warnings else 0
+        shown = min(workers, max(2, (left - 8) // 2))
+        left -= 3 + shown + (shown < workers)
+        decided = min(_DECISIONS, decisions, max(1, left - 3))
+        left -= 3 + decided
+        return cls(warned, shown, decided, max(0, min(_PREFIXES, prefixes, left - 3)))
+
+
+def _more(count: int) -> list[RenderableType]:
+    return [Text(f"  ... and {count} more", style="dim")] if count > 0 else []
 
 
 def _title(text: str) -> Text:
@@ -64,19 +86,12 @@ def _head(state: State) -> Text:
     return text
 
 
-def _warnings(found: Sequence[Mapping[str, Any]], shown: int) -> list[RenderableType]:
-    if not found:
-        return []
-    lines: list[RenderableType] = [_title("Warnings")]
-    for one in found[:shown]:
-        style = "red" if one["severity"] == "bad" else "yellow"
-        text = Text("! ", style=style)
-        text.append(f"{one['subject']}: {one['text']}", style=style)
-        text.append(f" ({one['cause']})", style="dim")
-        lines.append(text)
-    if len(found) > shown:
-        lines.append(Text(f"  ... and {len(found) - shown} more", style="dim"))
-    return lines
+def _warning(one: Mapping[str, Any]) -> Text:
+    style = "red" if one["severity"] == "bad" else "yellow"
+    text = Text("! ", style=style, no_wrap=True, overflow="ellipsis")
+    text.append(f"{one['subject']}: {one['text']}", style=style)
+    text.append(f" ({one['cause']})", style="dim")
+    return text
 
 
 def _table(*heads: str) -> Table:

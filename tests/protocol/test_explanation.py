@@ -1,5 +1,6 @@
 import pytest
 
+from extproc.core.policies import POLICIES
 from extproc.protocol.explanation import explain
 
 
@@ -83,9 +84,7 @@ def test_a_policy_that_preferred_a_dearer_worker_is_named():
     assert "The policy mine preferred it, although a:1" in why(COLD, WARM, policy="mine")
 
 
-@pytest.mark.parametrize(
-    "policy", ["round-robin", "session-affinity", "least-load", "kv-affinity", "prefix-affinity"]
-)
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"token-load"}))
 def test_other_policies_are_explained_by_their_rule_not_by_price(policy):
     said = why(COLD, WARM, policy=policy)
     assert policy in said.lower()

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+import yaml
+
+from extproc.adapters.journal_file import JournalWriter
+from extproc.cli import main
+from tests.support.recorded import HEADER, Traffic
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    writer = JournalWriter(path, HEADER, 10**9, 1)
+    Traffic(entries=_Into(writer)).run(600)
+    writer.close()
+    return path
+
+
+class _Into(list):
+    def __init__(self, writer):
+        super().__init__()
+        self.writer = writer
+
+    def append(self, entry):
+        self.writer.write(entry)
+
+
+def run(journal, *arguments):
+    return main(["replay", str(journal), *arguments])
+
+
+def test_every_decision_is_reproduced_and_it_is_said(journal, capsys):
+    assert run(journal) == 0
+    out = capsys.readouterr().out
+    assert "decisions reproduced exactly (100 %)" in out
+    assert "What if" not in out
+
+
+def test_another_policy_is_compared(journal, capsys):
+    assert run(journal, "--policy", "least-load", "--show", "3") == 0
+    out = capsys.readouterr().out
+    assert "What if: policy = least-load" in out
+    for word in (
+        "other worker chosen",
+        "tokens predicted cached",
+        "predicted TTFT, ms, p95",
+        "largest differences",
+    ):
+        assert word in out
+
+
+def test_as_json_the_figures_agree_with_each_other(journal, capsys):
+    assert run(journal, "--policy", "least-load", "--json", "--show", "5") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact"] == found["requests"] >= 600
+    other = found["what_if"]
+    assert other["settings"] == {"policy": "least-load"}
+    assert 0 < other["changed"] < other["compared"] <= found["requests"]
+    assert sum(one["decisions"] for one in other["reasons"]) == other["changed"]
+    assert other["what_if"]["cached_tokens"] < other["as_recorded"]["cached_tokens"]
+    assert len(other["largest"]) == 5
+
+
+def test_the_same_settings_change_nothing(journal, capsys):
+    assert run(journal, "--set", f"tie_ms={HEADER.costs.tie_ms}", "--json") == 0
+    other = json.loads(capsys.readouterr().out)["what_if"]
+    assert (other["settings"], other["changed"]) == ({}, 0)
+    assert other["as_recorded"] == other["what_if"]
+
+
+def test_settings_can_be_changed_one_by_one(journal, capsys):
+    assert run(journal, "--set", "cost.max_extra_ttft_ms=0", "--set", "failure_limit=9", "--json") == 0
+    other = json.loads(capsys.readouterr().out)["what_if"]
+    assert other["settings"] == {"max_extra_ttft_ms": 0.0, "failure_limit": 9}
+    assert {one["what_if"] for one in other["reasons"]} >= {"warm-denied-wait"}
+
+
+def test_a_configuration_can_be_tried(journal, tmp_path, capsys):
+    file = tmp_path / "other.yaml"
+    pools = [{"discovery": {"static": ["127.0.0.1:1"]}}]
+    file.write_text(yaml.safe_dump({"pools": pools, "policy": "round-robin", "cost": {"tie_ms": 7}}))
+    assert run(journal, "-c", str(file), "--json") == 0
+    settings = json.loads(capsys.readouterr().out)["what_if"]["settings"]
+    assert settings["policy"] == "round-robin"
+    assert settings["tie_ms"] == 7.0
+
+
+@pytest.mark.parametrize("text", ["nothing=1", "tie_ms", "tie_ms=soon", "tie_ms=[1", "=1"])
+def test_a_setting_that_is_none_is_refused_with_the_names(journal, text, capsys):
+    assert run(journal, "--set", text) == 2
+    assert text.partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_drift_is_exit_1_and_named(journal, tmp_path, capsys):
+    path = tmp_path / "journal"
+    writer = JournalWriter(path, HEADER.changed(seed=8, version="0.9"), 10**9, 1)
+    Traffic(entries=_Into(writer)).run(200)
+    writer.close()
+    assert run(path) == 1
+    out = capsys.readouterr().out
+    assert "100 %" not in out
+    assert "written by Warmroute 0.9" in out
+
+
+def test_an_empty_journal_has_nothing_to_compare(tmp_path, capsys):
+    JournalWriter(tmp_path / "journal", HEADER, 10**9, 1).close()
+    assert run(tmp_path / "journal") == 0
+    assert "No request is in it" in capsys.readouterr().out
+
+
+def test_what_is_no_journal_is_exit_2(tmp_path, capsys):
+    (tmp_path / "text").write_text("hello")
+    assert run(tmp_path / "text") == 2
+    assert "no Warmroute journal" in capsys.readouterr().err
