@@ -1,5 +1,6 @@
 """What the router learns from finished requests: lengths, and what first and further tokens cost."""
 
+from extproc.core.arrivals import Arrivals
 from extproc.core.cost import CostSettings
 from extproc.core.estimators import ReuseShares
 from extproc.core.load_ledger import WorkerLoad
@@ -9,7 +10,7 @@ from extproc.core.step_model import StepModels
 from extproc.core.ttft_model import TtftModels
 from extproc.core.types import Outcome, WorkerId
 
-# A request teaches what prefill costs only if next to nothing was queued ahead of it.
+# A request teaches what prefill costs only if next to nothing was queued ahead of it, or came beside it.
 _ALONE_SHARE = 0.05
 _ALONE_TOKENS = 8
 # Where most of the time went into others' prefill, what is left is mostly error.
@@ -25,10 +26,16 @@ class Learned:
         self.reuse = ReuseShares()
         self.ttft = TtftModels(costs.ttft_prior())
         self.steps = StepModels(costs.step_prior())
+        self._arrivals = Arrivals()
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self.ttft.forget(worker)
+        self._arrivals.forget(worker)
+
+    def sent(self, worker: WorkerId, uncovered_tokens: int, now: float) -> None:
+        """A request with so much to compute was sent to `worker`."""
+        self._arrivals.note(worker, uncovered_tokens, now)
 
     def learn(self, released: Released, load: WorkerLoad, prefill_beside_ms: float) -> None:
         """Take in a finished request.
@@ -58,7 +65,12 @@ class Learned:
             return
         cached = chosen.cached_tokens if cached is None else cached
         uncovered = max(0, request.prompt_tokens - cached)
-        if chosen.queued_prefill_tokens <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:
+        admitted_at = released.lease.admitted_at
+        around = self._arrivals.between(chosen.worker, admitted_at, admitted_at + took_ms / 1000.0)
+        if around is None:
+            return
+        beside = around - chosen.uncovered_tokens + chosen.queued_prefill_tokens
+        if beside <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:
             self.ttft.of(request.pool).observe(
                 chosen.worker,
                 uncovered=uncovered,

@@ -1,10 +1,15 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from extproc.core.cost import RequestFacts, WorkerFacts
 from extproc.core.load_ledger import IDLE, LoadLedger
-from extproc.core.types import CostBreakdown
+from extproc.core.step_model import StepCoefficients
+from extproc.core.ttft_model import TtftCoefficients
+from extproc.core.types import CostBreakdown, Priced
 from tests.support.core import candidate, decision, worker
 
 
@@ -21,6 +26,21 @@ def test_prefill_is_a_queue_that_drains_with_time():
     assert ledger.load(worker(), 0.12).queued_prefill_ms == pytest.approx(30.0)
     assert ledger.load(worker(), 9.0).queued_prefill_ms == 0.0
     assert ledger.load(worker(), 9.0).active == 2
+
+
+def test_prefill_does_not_begin_before_the_step_under_way_has_ended():
+    ttft, step = TtftCoefficients(40.0, 5.0, 1.0, 0.0), StepCoefficients(10.0, 0.1, 0.0)
+    facts = WorkerFacts(
+        ttft, 0.0, 0, sequences=2, context_tokens=0, held_tokens=0, capacity_tokens=None, step=step
+    )
+    ledger = LoadLedger()
+    for lease_id in "ab":
+        made = decision(lease_id, prefill_ms=100.0)
+        priced = Priced(RequestFacts(100, 100, 0, 0, 1.0, 1), facts)
+        chosen = replace(made.chosen, priced=priced)
+        ledger.admit(replace(made, candidates=(chosen,)), 1, (), 0.0, 600.0)
+    queued = [ledger.load(worker(), now).queued_prefill_ms for now in (0.0, 0.05, 0.1, 0.25, 0.3)]
+    assert queued == pytest.approx([200.0, 200.0, 150.0, 0.0, 0.0])
 
 
 def test_an_early_end_moves_those_behind_forward():
