@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "explain": "extproc.cli.explain",
     "top": "extproc.cli.top",
     "replay": "extproc.cli.replay",
+    "report": "extproc.cli.report",
     "analyze": "extproc.cli.analyze",
 }
 
