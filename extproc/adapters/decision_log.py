@@ -62,6 +62,12 @@ def _facts(candidates: Sequence[Candidate]) -> tuple[dict[str, Any], list[dict[s
     return common, own
 
 
+def _shares(candidate: Candidate) -> dict[str, Any]:
+    facts = candidate.shares
+    prefix = None if facts.prefix is None else f"{facts.prefix:016x}"
+    return {**facts._asdict(), "prefix": prefix}
+
+
 def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[str, Any]:
     cost = candidate.cost
     return {
@@ -84,6 +90,7 @@ def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[s
         "doubtful_tokens": candidate.doubtful_tokens,
         "odds": round(candidate.odds, 3),
         "position": candidate.position,
+        "shares": _shares(candidate),
         "draw": draw,
         "facts": facts,
     }

@@ -40,6 +40,13 @@ class Cost(Section):
     expected_output_tokens: Annotated[float, Field(gt=0)] = Field(
         _COST.expected_output_tokens, description="generated tokens per request until learned"
     )
+    cold_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        _COST.cold_share,
+        description="share of each worker's time kept for prefill, and so for cold requests; 0: none",
+    )
+    max_prefix_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        _COST.max_prefix_share, description="share of a worker's time that one prefix may take; 1: no bound"
+    )
     eviction: Annotated[float, Field(ge=0)] = Field(
         _COST.eviction, description="how much of the expected loss by eviction is charged to who evicts"
     )

@@ -7,13 +7,14 @@ from typing import NamedTuple, TypeAlias
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
 from extproc.core.doubts import Doubts
+from extproc.core.engine_shares import EngineShares, kind_of
 from extproc.core.hashing import prompt_chain
 from extproc.core.kv_index import KvIndex, Match
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.prefix_classes import PrefixClasses
 from extproc.core.trust import TrustBook
-from extproc.core.types import Candidate, LengthEstimate, Priced, RoutingRequest, WorkerId
+from extproc.core.types import Candidate, LengthEstimate, Priced, RoutingRequest, ShareFacts, WorkerId
 from extproc.core.worker_table import ForeignLoad, WorkerState
 
 Chains = dict[int, tuple[tuple[int, ...], ...]]
@@ -94,6 +95,7 @@ class CandidateBuilder:
     stale_after_s: float
     classes: PrefixClasses = field(default_factory=PrefixClasses)
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    shares: EngineShares = field(default_factory=EngineShares)
     prompt_hashes: PromptHashes = prompt_hashes
 
     def build(
@@ -113,13 +115,27 @@ class CandidateBuilder:
         self._classify(request, chains, now)
         output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
+        kind = self._kind(request, states, hits, chains, now)
         candidates = [
             self._candidate(
-                request, state, hits.get(state.id, _NOTHING), output, foreign[state.id], position, now
+                request, state, hits.get(state.id, _NOTHING), output, kind, foreign[state.id], position, now
             )
             for position, state in enumerate(states)
         ]
         return candidates, chains, output
+
+    def _kind(
+        self,
+        request: RoutingRequest,
+        states: Sequence[WorkerState],
+        hits: Mapping[WorkerId, Hit],
+        chains: Chains,
+        now: float,
+    ) -> ShareFacts:
+        held = {worker: hit.cached + hit.offloaded for worker, hit in hits.items()}
+        sizes = {state.id: self.block_size(state) or 1 for state in states if state.id in held}
+        kind = kind_of(request.prompt_tokens, held, sizes, chains)
+        return kind._replace(cold_demand=self.shares.cold(request.pool, now) / max(1, len(states)))
 
     def _classify(self, request: RoutingRequest, chains: Chains, now: float) -> None:
         """Learn from the request's first prompt, and say what class it is of if the client has not."""
@@ -188,6 +204,7 @@ class CandidateBuilder:
         state: WorkerState,
         hit: Hit,
         output: LengthEstimate,
+        kind: ShareFacts,
         foreign: ForeignLoad,
         position: int,
         now: float,
@@ -234,6 +251,7 @@ class CandidateBuilder:
                 ),
                 beside=self.ledger.steps_beside(state.id, output.expected, now)
                 + foreign.running * output.expected,
+                prefill_share=self.shares.prefill(state.id, now) if kind.warm is False else None,
             ),
         )
         return Candidate(
@@ -253,4 +271,9 @@ class CandidateBuilder:
             context_tokens=load.context_tokens,
             position=position,
             priced=priced,
+            shares=kind._replace(
+                prefix_share=self.shares.prefix(state.id, kind.prefix, now),
+                warm_share=self.shares.warm(state.id, now),
+                cold_only=state.member.cold,
+            ),
         )

@@ -230,6 +230,23 @@ class LengthEstimate(NamedTuple):
     source: LengthSource
 
 
+class ShareFacts(NamedTuple):
+    """Who takes a worker's time lately, as shares of it (see `extproc.core.engine_shares`).
+
+    `warm` and `prefix` (the hash of its last block) are the request's, and the same on every worker.
+    """
+
+    warm: bool | None = None  # some worker holds most of the prompt; None: not known, routed by load
+    prefix: int | None = None
+    prefix_share: float = 0.0  # taken by requests with this prefix
+    warm_share: float = 0.0  # by warm requests
+    cold_demand: float = 0.0  # by cold ones, mean of the workers
+    cold_only: bool = False  # the worker is one of the cold pool
+
+
+NO_SHARES = ShareFacts()
+
+
 class Priced(NamedTuple):
     """What a candidate's price was made from: with the settings, all that `extproc.core.cost.price` takes."""
 
@@ -257,6 +274,7 @@ class Candidate:
     odds: float = 1.0  # share of `doubtful_tokens` that the price counts on
     position: int = 0  # among the candidates as the policy was given them: the order of membership
     priced: Priced | None = None
+    shares: ShareFacts = NO_SHARES
 
 
 class Reason(StrEnum):
@@ -265,8 +283,10 @@ class Reason(StrEnum):
     WARM_EXACT = "warm-exact"
     WARM_PARTIAL = "warm-partial"
     COLD_IDLE = "cold-idle"
+    COLD_POOL = "cold-pool"  # to a worker that serves cold requests only
     COLD_BUSY = "cold-busy"
     WARM_DENIED_WAIT = "warm-denied-wait"  # a warm worker was not worth its wait
+    WARM_DENIED_SHARE = "warm-denied-share"  # the prefix, or all warm requests, had enough of a worker
     LOAD_ONLY = "load-only"
     ROUND_ROBIN = "round-robin"
     SESSION = "session"
@@ -352,7 +372,7 @@ class Member:
 
     `kv_events` and `kv_replay` are ZMQ endpoints for rank 0; rank r uses port + r. With `kv_bind` the
     engine connects to us: `kv_events` is then an address of ours. `revision` is the model revision it serves;
-    None: as its pool says.
+    None: as its pool says. `cold`: it serves cold requests only (see `extproc.core.share_bounds`).
     """
 
     endpoint: str
@@ -362,6 +382,7 @@ class Member:
     kv_replay: str | None = None
     kv_bind: bool = False
     revision: str | None = None
+    cold: bool = False
 
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers this member hosts, by rank."""

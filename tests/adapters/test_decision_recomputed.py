@@ -127,7 +127,24 @@ def token_load(line, candidates, inputs):
         )
 
     ordered.sort(key=lambda c: bool(denied(c)))
-    return ordered[0]
+    return elsewhere(ordered, costs, settings)
+
+
+def elsewhere(ordered, costs, settings):
+    """`extproc.core.share_bounds`, where no worker is of the cold pool."""
+
+    def full(c):
+        shares, kept = c["shares"], min(settings["cold_share"], c["shares"]["cold_demand"])
+        return shares["prefix_share"] >= settings["max_prefix_share"] or (
+            kept > 0 and shares["warm_share"] >= 1 - kept
+        )
+
+    first = ordered[0]
+    if not first["shares"]["warm"] or not full(first):
+        return first
+    latest = costs[first["worker"]].queue_ms + max(cost.prefill_ms for cost in costs.values())
+    able = [c for c in ordered if not full(c) and costs[c["worker"]].queue_ms <= latest]
+    return min(able, key=lambda c: hit(c) <= 0 or hit(c) < hit(first) / 2, default=first)
 
 
 def session_affinity(line, candidates, inputs):

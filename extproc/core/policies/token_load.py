@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from extproc.core.policies.base import Policy, warmth
+from extproc.core.share_bounds import bounded
 from extproc.core.types import Candidate, Reason, RoutingRequest
 
 _TIE_SHARE = 0.02
@@ -21,9 +22,13 @@ class TokenLoad(Policy):
     `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then. Requests
     expected to generate `long_output_tokens` or more may have bounds of their own.
 
-    Inputs: the four cost terms. Defaults: `tie_ms` 1, `max_extra_ttft_ms` 20,000, `max_warm_wait_ms` 60,000,
-    the same for long generations (`long_output_tokens` 512): a safety net, for bounds tighter than a few
-    prefills make an overloaded fleet copy prefixes instead of serving them.
+    Workers are kept for others by `extproc.core.share_bounds`: those of a cold pool for cold requests, and
+    part of each for what is not of one hot prefix. Who is denied by it comes last.
+
+    Inputs: the four cost terms, and shares of the workers' time. Defaults: `tie_ms` 1, `max_extra_ttft_ms`
+    20,000, `max_warm_wait_ms` 60,000, the same for long generations (`long_output_tokens` 512): a safety net,
+    for bounds tighter than a few prefills make an overloaded fleet copy prefixes instead of serving them;
+    `cold_share` 0.2, `max_prefix_share` 0.5.
     """
 
     name = "token-load"
@@ -41,7 +46,7 @@ class TokenLoad(Policy):
             ordered[:equal] = sorted(
                 ordered[:equal], key=lambda c: (-c.cached_tokens - c.offloaded_tokens, c.active)
             )
-        return self._bounded(request, ordered)
+        return bounded(*self._bounded(request, ordered), self._settings)
 
     def _bounded(self, request: RoutingRequest, ordered: list[Candidate]) -> tuple[list[Candidate], Reason]:
         """`ordered` with warm candidates that are not worth their wait behind all others."""
