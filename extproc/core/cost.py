@@ -17,9 +17,9 @@ share of prompt tokens found cached lately in the pool, is how much of them woul
 n is the number of sequences running there; beside, the decode steps we share with each of them, summed: for
 ours the shorter of what we and they are expected to generate yet (see `extproc.core.decode_clock`), for
 others' all of our output. over is 1, but for cold requests it tells how far prefill has used up what is kept
-for them there: 0 up to the cold share, 1 from twice as much on. Sizes are tokens. Source of the shape: prefill is compute bound and linear until attention dominates; a decode step reads the weights once,
-plus each sequence's context, so its time grows with the batch and with the context read (the usual roofline
-argument).
+for them there: 0 up to the cold share, 1 from twice as much on. Sizes are tokens. Source of the shape:
+prefill is compute bound and linear until attention dominates; a decode step reads the weights once, plus each
+sequence's context, so its time grows with the batch and with the context read (the usual roofline argument).
 """
 
 from dataclasses import dataclass
