@@ -23,9 +23,9 @@ GATEWAY_LABELS = {"istio": "ingressgateway"}
 ROUTE = "inference"
 ISTIO_HEAD = """\
 # Puts Warmroute into an Istio ingress gateway (Istio 1.28 or newer: Envoy 1.36). What to adapt: namespace and
-# labels of the gateway, the host names of the two Services, and `name: inference`, the VirtualService's route.
-# The filters are disabled for every other route of the gateway. Before Istio 1.30 (Envoy 1.38) remove the
-# patch with envoy.filters.http.sse_to_metadata and its mention in the route.
+# labels of the gateway, the host names of the two Services, and `name: inference`, the route's name in the
+# VirtualService. The filters are disabled for every other route of the gateway. Before Istio 1.30 (Envoy
+# 1.38) remove the patch with envoy.filters.http.sse_to_metadata and its mention in the route.
 """
 
 
@@ -63,9 +63,7 @@ def envoy_filter() -> dict[str, Any]:
         "typed_per_filter_config": {one["name"]: enabled for one in filters},
     }
     in_manager = {"filter": {"name": "envoy.filters.network.http_connection_manager"}}
-    before_router = {
-        "filter": {**in_manager["filter"], "subFilter": {"name": "envoy.filters.http.router"}}
-    }
+    before_router = {"filter": {**in_manager["filter"], "subFilter": {"name": "envoy.filters.http.router"}}}
     patches = [
         *(
             _patch(
@@ -95,7 +93,10 @@ def envoy_filter() -> dict[str, Any]:
         "kind": "EnvoyFilter",
         "metadata": {"name": "warmroute", "namespace": GATEWAY_NAMESPACE},
         # Through JSON, or YAML would write what occurs twice as an anchor and an alias.
-        "spec": {"workloadSelector": {"labels": GATEWAY_LABELS}, "configPatches": json.loads(json.dumps(patches))},
+        "spec": {
+            "workloadSelector": {"labels": GATEWAY_LABELS},
+            "configPatches": json.loads(json.dumps(patches)),
+        },
     }
 
 

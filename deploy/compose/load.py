@@ -1,4 +1,4 @@
-"""The demo's load: documents asked about again and again, and chats of several turns. Prints a line a round."""
+"""The demo's load: documents asked about again and again, and chats. Prints a line a round."""  # noqa: INP001
 
 import argparse
 import asyncio
