@@ -122,6 +122,7 @@ def sources_of(pool: Pool) -> list[Source]:
                         kv_replay=(worker.kv_replay or template.kv_replay) if kv.enabled else None,
                         kv_bind=kv.bind,
                         revision=worker.revision,
+                        cold=worker.cold,
                     )
                     for worker in found.static
                 ]

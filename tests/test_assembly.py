@@ -50,6 +50,15 @@ async def test_every_source_of_workers_is_used(tmp_path):
     assert published[-1][0].kv_events is None
 
 
+async def test_a_worker_may_be_of_the_cold_pool():
+    pool = pool_of(discovery={"static": ["10.0.0.1:8000", {"endpoint": "10.0.0.2:8000", "cold": True}]})
+    published = []
+    (static,) = sources_of(pool)
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert [member.cold for member in published[0]] == [False, True]
+
+
 def test_the_events_of_every_rank():
     member = Member("10.0.0.1:8000", dp_size=2, kv_events="tcp://*:5557", kv_replay="tcp://*:5558")
     first, second = kv_sources(member, "kv")

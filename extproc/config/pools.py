@@ -45,6 +45,7 @@ class StaticWorker(Section):
     kv_events: str | None = Field(None, description="its own KV event endpoint")
     kv_replay: str | None = Field(None, description="its own replay endpoint")
     revision: str | None = Field(None, description="model revision it serves; null: as the pool says")
+    cold: bool = Field(default=False, description="serves cold requests only, under token-load")
 
 
 class Discovery(Section):

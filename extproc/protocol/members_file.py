@@ -32,6 +32,7 @@ _TYPES: Mapping[str, type] = {
     "kv_replay": str,
     "kv_bind": bool,
     "revision": str,
+    "cold": bool,
 }
 
 

@@ -145,3 +145,12 @@ def test_any_document_gives_members_or_a_protocol_error(document):
 def test_any_text_gives_members_or_a_protocol_error(text):
     with contextlib.suppress(ProtocolError):
         parse_members(text, TEMPLATE)
+
+
+def test_workers_of_the_cold_pool_are_marked_in_either_form():
+    ours = "[10.0.0.1:8000, {endpoint: '10.0.0.2:8000', cold: true}]"
+    envoys = CAMEL.replace("dp_size: 2.0", "cold: true")
+    assert [m.cold for m in parse_members(ours, TEMPLATE)] == [False, True]
+    assert [m.cold for m in parse_members(envoys, TEMPLATE, "workers")] == [True, False]
+    with pytest.raises(ProtocolError, match="cold must be bool"):
+        parse_members("[{endpoint: '10.0.0.2:8000', cold: 1}]", TEMPLATE)
