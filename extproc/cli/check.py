@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from random import SystemRandom
 
@@ -14,12 +14,24 @@ from extproc import config as configuration
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.doctor import Doctor, Expectation
 from extproc.adapters.doctor_findings import Finding, Status
+from extproc.adapters.doctor_names import (
+    check_aliases,
+    check_isolation,
+    check_revisions,
+    check_tenants,
+    salted_pools,
+    served_by,
+)
 from extproc.adapters.kv_subscriber import KvSource
-from extproc.assembly import kv_sources, load_encoder, sources_of
-from extproc.config import Config, Pool
+from extproc.assembly import kv_sources, load_encoder, load_revisions, sources_of
+from extproc.config import Config, Pool, book_of
+from extproc.core.model_catalog import resolve_aliases
+from extproc.core.tenancy import TenantBook
 from extproc.core.types import Member
+from extproc.prompt.encoder import PromptEncoder
+from extproc.protocol.model_cards import ModelCard
 
-HELP = "look for mistakes in a setup: config, reachability, block size, KV events, token ids"
+HELP = "look for mistakes in a setup: config, reachability, block size, KV events, token ids, names, tenants"
 _DISCOVERY_WAIT_S = 10.0
 _MARKS = {Status.OK: "[green]ok  [/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
 
@@ -61,27 +73,83 @@ async def _examine(config: Config, console: Console | None) -> list[Finding]:
             if finding.advice:
                 console.print(f"       -> {finding.advice}", markup=False)
 
+    pools: dict[str, tuple[Member, ...]] = {}
+    served: dict[str, tuple[ModelCard, ...]] = {}
     for pool in config.pools:
-        encoder = load_encoder(pool)
-        if encoder is None:
-            say(
-                Finding(
-                    f"pool {pool.name}", "model", Status.WARN,
-                    "no `model.path`: requests are routed by load only",
-                    "set it to the folder with the engine's tokenizer.json and tokenizer_config.json",
-                )
-            )  # fmt: skip
-        else:
-            note = f" ({encoder.encoder.note})" if encoder.encoder.note else ""
-            detail = f"tokenizer loaded, encoding with {encoder.encoder.name}{note}"
-            say(Finding(f"pool {pool.name}", "model", Status.OK, detail))
-        members = await _members(pool, say)
-        expected = Expectation(tuple(pool.model.names), pool.block_size, encoder, pool.model.revision)
-        doctor = Doctor(SystemRandom())
-        for member in members:
-            async for finding in doctor.examine(member, _sources(member, pool, say), expected):
-                say(finding)
+        encoder = _load(pool, say)
+        pools[pool.name] = await _members(pool, say)
+        for member in pools[pool.name]:
+            served[member.endpoint] = await served_by(member)
+        await _workers(pool, encoder, pools[pool.name], served, say)
+    names = [card.id for cards in served.values() for card in cards]
+    for finding in check_aliases(resolve_aliases(config.aliases), names):
+        say(finding)
+    if config.tenants is not None:
+        async for finding in _tenants(book_of(config.tenants), pools, served):
+            say(finding)
     return findings
+
+
+def _load(pool: Pool, say: Callable[[Finding], None]) -> PromptEncoder | None:
+    """The pool's encoder, and what is to be said of it."""
+    encoder = load_encoder(pool)
+    if encoder is None:
+        say(
+            Finding(
+                f"pool {pool.name}", "model", Status.WARN,
+                "no `model.path`: requests are routed by load only",
+                "set it to the folder with the engine's tokenizer.json and tokenizer_config.json",
+            )
+        )  # fmt: skip
+        return None
+    note = f" ({encoder.encoder.note})" if encoder.encoder.note else ""
+    detail = f"tokenizer loaded, encoding with {encoder.encoder.name}{note}"
+    say(Finding(f"pool {pool.name}", "model", Status.OK, detail))
+    return encoder
+
+
+async def _workers(
+    pool: Pool,
+    encoder: PromptEncoder | None,
+    members: Sequence[Member],
+    served: Mapping[str, Sequence[ModelCard]],
+    say: Callable[[Finding], None],
+) -> None:
+    """Each worker by itself, as of its model revision; then their revisions side by side."""
+    doctor = Doctor(SystemRandom())
+    others = load_revisions(pool)
+    revisions: dict[str, str] = {}
+    for member in members:
+        revision = revisions[member.endpoint] = _revision(pool, member, served[member.endpoint])
+        names = tuple(pool.model.names)
+        expected = Expectation(names, pool.block_size, others.get(revision, encoder), revision)
+        async for finding in doctor.examine(member, _sources(member, pool, say), expected):
+            say(finding)
+    described = [other.revision for other in pool.model.revisions]
+    for finding in check_revisions(pool.name, pool.model.revision, described, revisions):
+        say(finding)
+
+
+async def _tenants(
+    book: TenantBook, pools: Mapping[str, Sequence[Member]], served: Mapping[str, Sequence[ModelCard]]
+) -> AsyncIterator[Finding]:
+    """Whether tenants reach what they may use, and are kept apart where that is promised."""
+    for finding in check_tenants(book, pools):
+        yield finding
+    for pool in salted_pools(book, pools):
+        for member in pools[pool]:
+            base = next((card.id for card in served[member.endpoint] if card.parent is None), None)
+            if base is not None:
+                yield await check_isolation(member, base, SystemRandom())
+
+
+def _revision(pool: Pool, member: Member, cards: Sequence[ModelCard]) -> str:
+    """The model revision of a worker: as configured, else as it tells, else the pool's."""
+    if member.revision is not None:
+        return member.revision
+    if pool.model.revision_from == "models":
+        return next((card.root for card in cards if card.parent is None and card.root), "")
+    return pool.model.revision
 
 
 def _sources(member: Member, pool: Pool, say: Callable[[Finding], None]) -> list[KvSource] | None:

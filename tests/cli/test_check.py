@@ -118,3 +118,28 @@ def test_what_cannot_be_checked_is_exit_code_2(tmp_path, capsys):
         assert err.startswith("warmroute check: ")
     assert main(["check", "-c", str(tmp_path / "none.yaml")]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+async def test_names_revisions_and_tenants_are_looked_at(tmp_path, capsys):
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    async with SimEngine() as engine:
+        path = config(tmp_path, engine, model={"revision_from": "models"})
+        described = yaml.safe_load((tmp_path / "warmroute.yaml").read_text()) | {
+            "aliases": {"best": "tiny", "old": "gone"},
+            "tenants": {
+                "identity": [{"header": "x-tenant"}],
+                "salt_key": {"file": str(key)},
+                "policies": {"apart": {"isolation": "salted"}, "lost": {"workers": ["10.9.9.9"]}},
+            },
+        }
+        (tmp_path / "warmroute.yaml").write_text(yaml.safe_dump(described))
+        assert await run("--json", "-c", path) == 1
+    findings = json.loads(capsys.readouterr().out)
+    found = {(f["subject"], f["check"]): f["status"] for f in findings}
+    assert found["alias best", "aliases"] == "ok"
+    assert found["alias old", "aliases"] == "fail"
+    assert found["tenant apart", "tenants"] == "ok"
+    assert found["tenant lost", "tenants"] == "fail"
+    assert found[engine.endpoint, "isolation"] == "ok"
+    assert found["pool default", "revisions"] == "warn"
