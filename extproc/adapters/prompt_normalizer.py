@@ -6,6 +6,7 @@ what is routed by is what the engine will read.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -46,7 +47,7 @@ class PromptNormalizer:
         *,
         tenant_modes: Mapping[str, NormalizationMode] | None = None,
         budget_ms: float = 200.0,
-        inline_bytes: int = 64 << 10,
+        inline_bytes: int = 16 << 10,
         places: int = 16,
     ) -> None:
         self._rules = rules
@@ -97,12 +98,14 @@ class PromptNormalizer:
         if self._free == 0:
             return Normalized.untouched(body, "busy")
         self._free -= 1
+        late = threading.Event()
         job = asyncio.get_running_loop().run_in_executor(
-            self._thread, normalize, request.kind, body, self._rules
+            self._thread, normalize, request.kind, body, self._rules, late.is_set
         )
         job.add_done_callback(self._done)
         done, _ = await asyncio.wait({job}, timeout=self._budget_s)
         if not done:
+            late.set()
             job.cancel()
             return Normalized.untouched(body, "budget")
         return job.result()

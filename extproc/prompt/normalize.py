@@ -11,7 +11,8 @@ body and touches only
 Everything else keeps its bytes, whatever its spelling.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Self
@@ -22,6 +23,7 @@ from extproc.protocol.json_edit import Edit, JsonEditError, JsonKind, JsonValue,
 from extproc.protocol.openai import RequestKind
 
 _TEXT_PARTS = frozenset({"text", "input_text"})
+_BATCH = re.compile(rb'\[[ \t\n\r]*"')
 
 
 class NormalizationMode(StrEnum):
@@ -62,46 +64,76 @@ class _Text(NamedTuple):
     open_end: bool = False
 
 
-def normalize(kind: RequestKind, body: bytes, rules: NormalizationRules) -> Normalized:
-    """Normalize one body that is JSON to the engines. Never raises for what a body contains."""
+class _StoppedError(Exception):
+    """It was told to stop."""
+
+
+def normalize(
+    kind: RequestKind,
+    body: bytes,
+    rules: NormalizationRules,
+    stop: Callable[[], bool] = lambda: False,
+) -> Normalized:
+    """Normalize one body that is JSON to the engines. Never raises for what a body contains.
+
+    `stop` is asked now and then whether to give up, from whichever thread this runs in.
+    """
+
+    def check() -> None:
+        if stop():
+            raise _StoppedError
+
     if len(body) > rules.max_body_bytes:
         return Normalized.untouched(body, "too-large")
     counts = Counts()
     try:
-        edits = find_edits(kind, body, rules, counts)
+        edits = find_edits(kind, body, rules, counts, check)
     except JsonEditError:
         return Normalized.untouched(body, "not-editable")
+    except _StoppedError:
+        return Normalized.untouched(body, "budget")
     return Normalized(apply_edits(body, edits) if edits else body, counts)
 
 
-def find_edits(kind: RequestKind, body: bytes, rules: NormalizationRules, counts: Counts) -> list[Edit]:
+def find_edits(
+    kind: RequestKind,
+    body: bytes,
+    rules: NormalizationRules,
+    counts: Counts,
+    check: Callable[[], None] = lambda: None,
+) -> list[Edit]:
     """The edits that normalize a body. Adds what they change to `counts`.
+
+    `check` is called now and then; what it raises ends the work.
 
     Raises:
         JsonEditError: the body cannot be edited in place.
     """
     root = parse_document(body)
-    edits = list(_text_edits(kind, root, rules.text, counts))
+    edits = []
+    for found in _texts(kind, root):
+        check()
+        text = found.value.text()
+        if text:
+            normal = normalize_text(
+                text, rules.text, counts, has_header=found.has_header, open_end=found.open_end
+            )
+            if normal != text:
+                edits.append(found.value.replaced_by(normal))
     for tools in _tool_lists(kind, root):
-        edits += tool_edits(tools, rules.text, counts, key_order=rules.tool_key_order)
+        edits += tool_edits(tools, rules.text, counts, key_order=rules.tool_key_order, check=check)
     return edits
 
 
-def _text_edits(kind: RequestKind, root: JsonValue, rules: TextRules, counts: Counts) -> Iterator[Edit]:
-    for found in _texts(kind, root):
-        text = found.value.text()
-        if text:
-            normal = normalize_text(text, rules, counts, has_header=found.has_header, open_end=found.open_end)
-            if normal != text:
-                yield found.value.replaced_by(normal)
-
-
 def _texts(kind: RequestKind, root: JsonValue) -> Iterator[_Text]:
+    body = root.body
     match kind:
         case RequestKind.COMPLETION:
             prompt = root.get("prompt")
             if prompt is not None:
-                prompts = prompt.elements() if prompt.kind is JsonKind.ARRAY else [prompt]
+                # Arrays of token ids can be long, and hold no text.
+                is_batch = _BATCH.match(body, prompt.start) is not None
+                prompts = prompt.elements() if is_batch else [prompt]
                 yield from (_Text(one, open_end=True) for one in prompts)
         case RequestKind.CHAT:
             yield from _chat_texts(root)

@@ -43,6 +43,8 @@ def find_fragments(text: str, tag: str) -> list[tuple[int, int]] | None:
     """(start, end) of each fragment, in order; None when the marks do not pair up."""
     found: list[tuple[int, int]] = []
     start: int | None = None
+    if f"<{tag}" not in text:
+        return found
     for match in marks(tag).either.finditer(text):
         if match[1] is not None:
             if start is not None:

@@ -10,6 +10,7 @@ Each rule is idempotent, keeps what the rules before it made, and depends on not
 5. volatile header lines (`normalize_volatile`).
 """
 
+import operator
 import re
 import unicodedata
 from collections import Counter
@@ -52,8 +53,10 @@ class TextRules:
 
 
 _LINE_END = re.compile(r"\r\n?")
-# From the first blank of a run only, so that a long run costs its length. Blanks between a CR and an LF stay:
-# without them the two would be one line end.
+_BLANKS = " \t"
+_BEFORE_END = tuple(blank + end for blank in _BLANKS for end in "\r\n")
+# Where a CR is a line end. From the first blank of a run only, so that a long run costs its length. Blanks
+# between a CR and an LF stay: without them the two would be one line end.
 _TRAILING = re.compile(r"(?<![ \t\r])[ \t]++(?=[\r\n]|\Z)")
 _TRAILING_INSIDE = re.compile(r"(?<![ \t\r])[ \t]++(?=[\r\n])")
 
@@ -77,7 +80,7 @@ def normalize_text(
         text = unicodedata.normalize("NFC", text)
         counts[Rule.UNICODE] += 1
     if rules.trailing_spaces:
-        text, changed = (_TRAILING_INSIDE if open_end else _TRAILING).subn("", text)
+        text, changed = _without_trailing(text, open_end=open_end)
         _count(counts, Rule.TRAILING_SPACES, changed)
     if rules.fragment_tag is not None:
         text, changed = sort_fragments(text, rules.fragment_tag)
@@ -97,3 +100,16 @@ def normalize_text(
 def _count(counts: Counts, rule: Rule, changed: int) -> None:
     if changed:
         counts[rule] += changed
+
+
+def _without_trailing(text: str, *, open_end: bool) -> tuple[str, int]:
+    """The text without blanks at the ends of its lines, and how many lines had some."""
+    if not any(two in text for two in _BEFORE_END) and (open_end or not text.endswith((" ", "\t"))):
+        return text, 0
+    if "\r" in text:
+        return (_TRAILING_INSIDE if open_end else _TRAILING).subn("", text)
+    lines = text.split("\n")
+    trimmed = [line.rstrip(_BLANKS) for line in lines]
+    if open_end:
+        trimmed[-1] = lines[-1]
+    return "\n".join(trimmed), sum(map(operator.ne, lines, trimmed))

@@ -9,14 +9,14 @@ In a schema, text under `description` and `title` is prompt text and gets the pl
 are data (`default`, `const`, `enum`, `examples`) are what the model should produce: they keep their texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from extproc.prompt.normalize_text import Counts, Rule, TextRules, normalize_text
 from extproc.protocol.json_edit import Edit, JsonKind, JsonValue, Member, encode
 
-MAX_DEPTH = 64
-"""Deeper values are let be."""
+MAX_DEPTH = 32
+"""Deeper values are let be: each level is scanned once more."""
 
 _TEXTS = frozenset({"description", "title"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -31,14 +31,23 @@ class _Role(Enum):
     DATA = auto()  # nothing we know
 
 
-def tool_edits(tools: JsonValue, rules: TextRules, counts: Counts, *, key_order: bool) -> list[Edit]:
+def tool_edits(
+    tools: JsonValue,
+    rules: TextRules,
+    counts: Counts,
+    *,
+    key_order: bool,
+    check: Callable[[], None] = lambda: None,
+) -> list[Edit]:
     """The edits that normalize an array of tool definitions. Adds what they change to `counts`.
+
+    `check` is called now and then; what it raises ends the work.
 
     Raises:
         JsonEditError: see `JsonValue`.
     """
     edits = []
-    writer = _Writer(rules.plain(), counts, key_order=key_order)
+    writer = _Writer(rules.plain(), counts, check, key_order=key_order)
     for tool in tools.elements():
         written = writer.write(tool, _Role.SCHEMA, MAX_DEPTH)
         if written != tool.raw:
@@ -47,12 +56,16 @@ def tool_edits(tools: JsonValue, rules: TextRules, counts: Counts, *, key_order:
 
 
 class _Writer:
-    def __init__(self, rules: TextRules, counts: Counts, *, key_order: bool) -> None:
+    def __init__(
+        self, rules: TextRules, counts: Counts, check: Callable[[], None], *, key_order: bool
+    ) -> None:
         self._rules = rules
+        self._check = check
         self._counts = counts
         self._key_order = key_order
 
     def write(self, value: JsonValue, role: _Role, depth: int) -> bytes:
+        self._check()
         if depth > 0:
             if value.kind is JsonKind.OBJECT:
                 return self._object(value, role, depth)

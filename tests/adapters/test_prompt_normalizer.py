@@ -103,7 +103,7 @@ async def test_long_bodies_are_normalized_elsewhere_with_the_same_result(make):
 async def test_what_takes_too_long_or_is_too_much_at_once_passes_as_it_came(make, monkeypatch):
     gate, entered = threading.Event(), threading.Semaphore(0)
 
-    def slow(kind, body, rules):
+    def slow(kind, body, rules, stop):
         entered.release()
         gate.wait(60)
         raise AssertionError("nobody waits for this")
@@ -124,7 +124,7 @@ async def test_what_takes_too_long_or_is_too_much_at_once_passes_as_it_came(make
 
 
 async def test_a_fault_of_ours_is_not_the_requests(make, monkeypatch, caplog):
-    def broken(kind, body, rules):
+    def broken(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(prompt_normalizer, "normalize", broken)

@@ -191,6 +191,21 @@ def test_what_is_too_large_passes_unchanged():
     assert normalize(RequestKind.COMPLETION, body, small) == (body, {}, "too-large")
 
 
+@pytest.mark.parametrize(
+    "document", [messages(*[said("user", "x \n")] * 5), {"tools": [{"b": {"c": [1]}, "a": 2}]}]
+)
+def test_it_can_be_told_to_stop(document):
+    body = json.dumps(document).encode()
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) == 3
+
+    assert normalize(RequestKind.CHAT, body, RULES, stop) == (body, {}, "budget")
+    assert len(asked) == 3
+
+
 # --- over whole requests ---------------------------------------------------------------------------------
 
 
