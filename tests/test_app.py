@@ -9,6 +9,7 @@ import yaml
 from extproc import config as configuration
 from extproc.adapters.routing import HttpRequest
 from extproc.app import App
+from extproc.cli import main
 from extproc.core.errors import WarmrouteError
 from extproc.core.types import Completion, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
@@ -209,3 +210,109 @@ async def test_port_that_is_free_can_be_chosen(tmp_path):
     port = free_port()
     async with SimEngine() as engine, Running(settings(tmp_path, engine, listen=f"127.0.0.1:{port}")) as app:
         assert app.address == f"127.0.0.1:{port}"
+
+
+async def asked(app, path, **headers):
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(f"http://{app.admin.address}{path}", headers=headers) as reply,
+    ):
+        return reply.status, await reply.text()
+
+
+async def test_the_admin_server_shows_what_the_service_does(tmp_path):
+    admin = {"admin": {"listen": "127.0.0.1:0"}, "shadow": ["least-load"]}
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **admin)) as app:
+        assert app.says("status page: http://127.0.0.1:")()
+        assert await asked(app, "/readyz") == (200, "ok\n")
+        (state,) = app.router.table.all()
+        await until(lambda: state.metrics_at is not None)
+        route = await app.ask()
+        _, text = await asked(app, "/explain/r")
+        assert json.loads(text)["decision"]["outcome"] == "open"
+        app.service.completed(route.lease_id, Completion(Outcome.FINISHED))
+        (line,) = (tmp_path / "decisions.jsonl").read_text().splitlines()
+        _, text = await asked(app, "/explain/r")
+        assert json.loads(text)["decision"] == json.loads(line)
+        _, text = await asked(app, "/metrics")
+        assert "warmroute_decisions_total{" in text
+        engine.faults.metrics_status = 500
+        await until(app.says("not ready", "500"))
+        assert (await asked(app, "/readyz"))[0] == 503
+        _, text = await asked(app, "/state")
+        shown = json.loads(text)
+        assert shown["counters"]["routed"] == 1
+        assert shown["shadow"] == ["least-load"]
+        assert any("500" in one["cause"] for one in shown["warnings"])
+        assert (await asked(app, "/"))[1].startswith("<!doctype html>")
+
+
+async def test_the_admin_servers_token_is_read_from_its_file(tmp_path):
+    (tmp_path / "token").write_text("a-word\n")
+    admin = {"admin": {"listen": "127.0.0.1:0", "token_file": str(tmp_path / "token")}}
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **admin)) as app:
+        assert (await asked(app, "/state"))[0] == 401
+        assert (await asked(app, "/state", Authorization="Bearer a-word"))[0] == 200
+
+
+async def test_an_admin_address_that_was_asked_for_and_is_taken_is_an_error(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        admin = {"admin": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}}
+        async with SimEngine() as engine:
+            with pytest.raises(WarmrouteError, match=r"admin: cannot listen"):
+                async with Running(settings(tmp_path, engine, **admin)):
+                    pass
+
+
+async def test_one_that_nobody_asked_for_costs_no_request(tmp_path):
+    async with SimEngine() as engine:
+        first, second = (Running(settings(tmp_path / name, engine)) for name in "ab")
+        for name in "ab":
+            (tmp_path / name).mkdir()
+        async with first, second:
+            assert second.says("cannot listen on 127.0.0.1:9902", "requests are served all the same")()
+            assert isinstance(await second.ask(), Route)
+
+
+async def test_without_an_address_there_is_no_admin_server(tmp_path):
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, admin={"listen": ""})) as app:
+        assert not app.says("status page")()
+        assert not app.says("admin:")()
+
+
+async def test_what_a_service_decided_is_decided_again_from_its_journal(tmp_path, capsys):
+    kept = {"journal": {"path": str(tmp_path / "journal")}, "shadow": ["least-load"], "seed": None}
+    async with SimEngine() as one, SimEngine() as two, Running(settings(tmp_path, one, two, **kept)) as app:
+        states = app.router.table.all()
+        await until(lambda: all(state.metrics_at is not None for state in states))
+        async with aiohttp.ClientSession() as client:
+            for number in range(40):
+                route = await app.ask(f"{number % 3} {TEXT * (1 + number % 4)}")
+                body = {"model": "tiny", "prompt": f"{number % 3} {TEXT * (1 + number % 4)}", "max_tokens": 1}
+                async with client.post(f"http://{route.endpoints[0]}/v1/completions", json=body) as reply:
+                    usage = (await reply.json())["usage"]
+                if number % 7 == 0:
+                    app.service.stream_ended(route.lease_id, cancelled=True)
+                    continue
+                done = Completion(
+                    Outcome.FINISHED,
+                    route.endpoints[0],
+                    200,
+                    1,
+                    20.0,
+                    19.0,
+                    90.0,
+                    prompt_tokens=usage["prompt_tokens"],
+                )
+                app.service.first_body(route.lease_id)
+                app.service.completed(route.lease_id, done)
+        await until(lambda: app.router.index.stats().blocks > 0)
+        await one.restart()
+        await app.ask("the last one")
+    assert await asyncio.to_thread(main, ["replay", str(tmp_path / "journal"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == found["exact"] == 41
+    prompt = b"Once upon a time"
+    assert prompt not in (tmp_path / "journal").read_bytes()
