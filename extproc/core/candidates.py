@@ -89,10 +89,10 @@ class CandidateBuilder:
     index: KvIndex
     learned: Learned
     trust: TrustBook
-    doubts: Doubts
     pools: Mapping[str, PoolFacts]
     costs: CostSettings
     stale_after_s: float
+    doubts: Doubts = field(default_factory=Doubts)
     classes: PrefixClasses = field(default_factory=PrefixClasses)
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
     shares: EngineShares = field(default_factory=EngineShares)
@@ -251,7 +251,8 @@ class CandidateBuilder:
                 ),
                 beside=self.ledger.steps_beside(state.id, output.expected, now)
                 + foreign.running * output.expected,
-                prefill_share=self.shares.prefill(state.id, now) if kind.warm is False else None,
+                cold_prefill_share=self.shares.cold_prefill(state.id, now) if kind.warm is False else None,
+                prefilling=load.prefilling,
             ),
         )
         return Candidate(

@@ -1,6 +1,6 @@
 """The price of a request on a worker, in milliseconds, by cause.
 
-    queue   = overhead + per_sequence * n                                  [the step it has to wait for]
+    queue   = overhead + busy * min(d, 1) + per_sequence * d                [the steps it has to wait for]
               + prefill admitted ahead of it and not computed yet           [our own leases]
               + requests waiting there that are not ours * prefill of ours  [the engine's count beyond them]
               + loading the adapter, where it is not on the GPU             [see `extproc.core.adapter_slots`]
@@ -14,12 +14,13 @@
 
 evicted is how many tokens of other prefixes must leave the cache for this request's new blocks; reuse, the
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
-n is the number of sequences running there; beside, the decode steps we share with each of them, summed: for
-ours the shorter of what we and they are expected to generate yet (see `extproc.core.decode_clock`), for
-others' all of our output. over is 1, but for cold requests it tells how far prefill has used up what is kept
-for them there: 0 up to the cold share, 1 from twice as much on. Sizes are tokens. Source of the shape:
-prefill is compute bound and linear until attention dominates; a decode step reads the weights once, plus each
-sequence's context, so its time grows with the batch and with the context read (the usual roofline argument).
+n is the number of sequences running there, d of them past the queue; beside, the decode steps we share with
+each of them, summed: for ours the shorter of what we and they are expected to generate yet (see
+`extproc.core.decode_clock`), for others' all of our output. over is 1, but for cold requests it tells how far
+prefill has used up what is kept for them there: 0 up to the cold share, 1 from twice as much on. Sizes are
+tokens. Source of the shape: prefill is compute bound and linear until attention dominates; a decode step
+reads the weights once, plus each sequence's context, so its time grows with the batch and with the context
+read (the usual roofline argument).
 """
 
 from dataclasses import dataclass
@@ -87,11 +88,11 @@ class CostSettings:
         """What output tokens cost until it is learned."""
         return StepCoefficients(_STEP_BASE_MS, self.step_ms_per_sequence, self.step_ms_per_1k_context)
 
-    def over(self, prefill_share: float | None) -> float:
+    def over(self, cold_prefill_share: float | None) -> float:
         """How much of what prefill does to those that decode is charged, 0 to 1, where it has this share."""
-        if self.cold_share <= 0.0 or prefill_share is None:
+        if self.cold_share <= 0.0 or cold_prefill_share is None:
             return 1.0
-        return min(1.0, max(0.0, prefill_share / self.cold_share - 1.0))
+        return min(1.0, max(0.0, cold_prefill_share / self.cold_share - 1.0))
 
     def warm_bounds(self, expected_output: float) -> tuple[float, float]:
         """`max_extra_ttft_ms` and `max_warm_wait_ms` for a generation of this length.
@@ -129,9 +130,15 @@ class WorkerFacts:
     step: StepCoefficients
     unused_tokens: int | None = None  # room in the cache that holds nothing yet
     reuse: float = 0.0
-    prefill_share: float | None = None  # what prefill has had of its time; None: the request is not cold
+    cold_prefill_share: float | None = None  # what prefill has had of its time; None: the request is not cold
     adapter_ms: float = 0.0  # until the request's adapter is on the GPU
+    prefilling: int = 0  # of `sequences`, those that are in the queue, and so in no step yet
     beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
+
+    @property
+    def decoding(self) -> int:
+        """Sequences that the steps there go through already."""
+        return max(0, self.sequences - self.prefilling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         + request.offloaded_tokens * 1000.0 / settings.reload_tokens_per_s
     )
     queue_ms = (
-        ttft.wait_ms(worker.sequences)
+        ttft.wait_ms(worker.decoding)
         + worker.queued_prefill_ms
         + worker.foreign_waiting * ttft.prefill_ms(request.prompt_tokens, 0)
         + worker.adapter_ms
@@ -167,7 +174,9 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         step.per_sequence_ms * beside
         + output * per_token * worker.context_tokens
         + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
-        + settings.interference * (worker.sequences * settings.over(worker.prefill_share) + 1) * prefill_ms
+        + settings.interference
+        * (worker.sequences * settings.over(worker.cold_prefill_share) + 1)
+        * prefill_ms
     )
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:

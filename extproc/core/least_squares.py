@@ -2,9 +2,10 @@
 
     y = sum of coefficient * feature
 
-Errors count relative to the measured value, so small ones matter as much as large ones; old samples fade
-exponentially; a sample far off a settled fit counts little; no coefficient is negative. Until there are
-samples a prior stands in for them, given as examples that weigh little.
+Errors count relative to the expected value, so small times matter as much as large ones (relative to the
+measured one, the fit would be drawn to what happens to be small); old samples fade exponentially; a sample
+far off a settled fit counts little; no coefficient is negative. Until there are samples a prior stands in for
+them, given as examples that weigh little.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ class OnlineFit:
         self._vector = [0.0] * size
         self._samples = 0
         for features in examples:
-            self._add(features, self.predict(features), _PRIOR_WEIGHT)
+            value = self.predict(features)
+            self._add(features, value, _PRIOR_WEIGHT, value)
 
     @property
     def settled(self) -> bool:
@@ -46,20 +48,20 @@ class OnlineFit:
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """One sample; `value` must be positive."""
-        weight = 1.0
+        weight, scale = 1.0, value
         if self.settled:
-            expected = self.predict(features)
+            scale = expected = self.predict(features)
             if abs(value - expected) > _OUTLIER * max(value, expected):
-                weight = _OUTLIER_WEIGHT
+                weight, scale = _OUTLIER_WEIGHT, max(value, expected)
         for row in self._matrix:
             row[:] = [cell * _FORGET for cell in row]
         self._vector = [cell * _FORGET for cell in self._vector]
-        self._add(features, value, weight)
+        self._add(features, value, weight, scale)
         self._samples += 1
         self.coefficients = tuple(non_negative(self._matrix, self._vector))
 
-    def _add(self, features: Sequence[float], value: float, weight: float) -> None:
-        scale = weight / max(value, _SMALLEST) ** 2
+    def _add(self, features: Sequence[float], value: float, weight: float, size: float) -> None:
+        scale = weight / max(size, _SMALLEST) ** 2
         for i, left in enumerate(features):
             row = self._matrix[i]
             for j, right in enumerate(features):

@@ -97,6 +97,7 @@ class WorkerLoad:
     queued_prefill_ms: float = 0.0
     queued_prefill_tokens: float = 0.0
     private_tokens: int = 0
+    prefilling: int = 0  # of `sequences`, those expected to wait for their first token
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class _Book:
     prompt_tokens: int = 0
     private_prompt_tokens: int = 0
     uncovered_tokens: int = 0  # of those that prefill
+    prefilling_sequences: int = 0
     prefill_free_at: float = 0.0
 
 
@@ -172,6 +174,7 @@ class LoadLedger:
             queued_prefill_ms=queued_s * 1000.0,
             queued_prefill_tokens=max(0.0, queued_tokens),
             private_tokens=book.private_prompt_tokens + generated,
+            prefilling=book.prefilling_sequences,
         )
 
     def steps_beside(self, worker: WorkerId, length: float, now: float) -> float:
@@ -244,6 +247,7 @@ class LoadLedger:
         lease.first_token_at = now
         if book.prefilling.pop(lease_id, None) is not None:
             book.uncovered_tokens -= lease.uncovered_tokens
+            book.prefilling_sequences -= lease.sequences
             book.clock.start(lease.run, now)
         else:
             # It was thought to decode already: what it had until now was not true.
@@ -325,6 +329,7 @@ class LoadLedger:
         if lease.first_token_at is None:
             book.prefilling[lease.id] = lease
             book.uncovered_tokens += lease.uncovered_tokens
+            book.prefilling_sequences += lease.sequences
             book.prefill_free_at = lease.prefill_end
         else:
             book.clock.start(lease.run, now)
@@ -339,6 +344,7 @@ class LoadLedger:
         self._take_back(book, lease, now)
         if book.prefilling.pop(lease.id, None) is not None:
             book.uncovered_tokens -= lease.uncovered_tokens
+            book.prefilling_sequences -= lease.sequences
         book.clock.stop(lease.run, now)
         del book.leases[lease.id]
         book.sequences -= lease.sequences
@@ -357,6 +363,7 @@ class LoadLedger:
                 break
             del book.prefilling[lease_id]
             book.uncovered_tokens -= lease.uncovered_tokens
+            book.prefilling_sequences -= lease.sequences
             book.clock.start(lease.run, lease.prefill_end)
 
     def _set_pace(self, worker: WorkerId, book: _Book, now: float) -> None:
@@ -387,4 +394,4 @@ def _step_wait_s(candidate: Candidate) -> float:
     if candidate.priced is None:
         return 0.0
     worker = candidate.priced.worker
-    return worker.ttft.wait_ms(worker.sequences) / 1000.0
+    return worker.ttft.wait_ms(worker.decoding) / 1000.0

@@ -2,12 +2,14 @@
 
 For a request that finds nothing queued ahead of it:
 
-    ttft_ms = overhead + per_sequence * n + per_token * u + per_mpair * (u * c + u^2 / 2) / 1e6
+    ttft_ms = overhead + busy * min(n, 1) + per_sequence * n
+              + per_token * u + per_mpair * (u * c + u^2 / 2) / 1e6
 
-u uncovered prompt tokens, c cached ones before them, n sequences running on the worker. The first two terms
-are what a request waits for whatever its length (network, the step under way, its own step's fixed cost and
-the decodes in it); the third is the linear part of prefill; the fourth is attention, which reads everything
-before each token. The shape is the usual one of a step's cost: see `extproc.sim.time_model`.
+u uncovered prompt tokens, c cached ones before them, n sequences running on the worker. The first three terms
+are what a request waits for whatever its length (network, its own step's fixed cost, the rest of the step
+under way if there is one, the decodes in both); the fourth is the linear part of prefill; the last is
+attention, which reads everything before each token. The shape is the usual one of a step's cost: see
+`extproc.sim.time_model`.
 
 The coefficients are fitted online over the requests of a pool (see `extproc.core.least_squares`). A worker
 that is consistently faster or slower than its pool by more than 50 % gets a factor of its own: noise between
@@ -23,7 +25,7 @@ from extproc.core.types import WorkerId
 _MPAIR = 1e6
 _DEVIATION = 0.5
 _ENOUGH = 15
-_EXAMPLES = ((0, 0, 0), (0, 0, 8), (2000, 0, 0), (2000, 20_000, 0))  # uncovered, cached, sequences
+_EXAMPLES = ((0, 0, 0), (0, 0, 1), (0, 0, 8), (2000, 0, 0), (2000, 20_000, 0))  # uncovered, cached, sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,11 @@ class TtftCoefficients:
     per_sequence_ms: float
     per_token_ms: float
     per_mpair_ms: float
+    busy_ms: float = 0.0
 
     def wait_ms(self, sequences: float) -> float:
         """What a request waits for whatever its length."""
-        return self.overhead_ms + self.per_sequence_ms * sequences
+        return self.overhead_ms + self.busy_ms * min(sequences, 1.0) + self.per_sequence_ms * sequences
 
     def prefill_ms(self, uncovered: float, cached: float) -> float:
         """Computing `uncovered` tokens behind `cached` ones."""
@@ -50,6 +53,7 @@ class TtftCoefficients:
             self.per_sequence_ms * factor,
             self.per_token_ms * factor,
             self.per_mpair_ms * factor,
+            self.busy_ms * factor,
         )
 
 
@@ -87,7 +91,7 @@ class TtftModel:
 
     def __init__(self, prior: TtftCoefficients) -> None:
         self._fit = OnlineFit(
-            (prior.overhead_ms, prior.per_sequence_ms, prior.per_token_ms, prior.per_mpair_ms),
+            (prior.overhead_ms, prior.per_sequence_ms, prior.per_token_ms, prior.per_mpair_ms, prior.busy_ms),
             [_features(*example) for example in _EXAMPLES],
         )
         self._coefficients = prior
@@ -130,4 +134,4 @@ class TtftModel:
 
 
 def _features(uncovered: int, cached: int, sequences: int) -> tuple[float, ...]:
-    return (1.0, float(sequences), float(uncovered), pairs(uncovered, cached))
+    return (1.0, float(sequences), float(uncovered), pairs(uncovered, cached), float(min(sequences, 1)))

@@ -113,3 +113,10 @@ def test_who_evicts_warm_prefixes_pays_for_them():
     assert price(cold, full, SETTINGS).kv_risk_ms == pytest.approx(500.0)
     assert price(cold, replace(full, reuse=0.0), SETTINGS).kv_risk_ms == 0.0
     assert price(request(uncovered=10, output=0.0), full, SETTINGS).kv_risk_ms == pytest.approx(5.0)
+
+
+def test_who_is_in_the_queue_is_in_no_step_yet():
+    waiting = worker(ttft=TtftCoefficients(12.0, 0.5, 1.0, 0.0, busy_ms=4.0), sequences=10, prefilling=10)
+    assert price(request(), waiting, SETTINGS).queue_ms == pytest.approx(12.0)
+    some = replace(waiting, prefilling=8)
+    assert price(request(), some, SETTINGS).queue_ms == pytest.approx(12.0 + 4.0 + 2 * 0.5)

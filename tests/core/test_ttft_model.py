@@ -107,3 +107,13 @@ def test_whatever_it_is_fed_more_work_never_takes_less_time(samples):
     fit = model.coefficients(worker(0))
     assert min(fit.overhead_ms, fit.per_sequence_ms, fit.per_token_ms, fit.per_mpair_ms) >= 0.0
     assert fit.prefill_ms(2000, 0) >= fit.prefill_ms(1000, 0)
+
+
+def test_a_step_under_way_is_waited_for_once_however_many_are_in_it():
+    model = TtftModel(PRIOR)
+    for at in range(200):
+        n = at % 5
+        truth = 7.0 + (4.0 if n else 0.0) + 0.25 * n + 0.1 * (at % 7) * 100
+        model.observe(worker(0), uncovered=at % 7 * 100, cached=0, sequences=n, ttft_ms=truth)
+    fit = model.coefficients(worker(0))
+    assert [fit.wait_ms(n) for n in (0, 1, 4)] == pytest.approx([7.0, 11.25, 12.0], rel=0.02)
