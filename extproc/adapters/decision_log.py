@@ -17,6 +17,7 @@ import msgspec
 from extproc.core.load_ledger import Lease
 from extproc.core.namespace import RoutingNamespace
 from extproc.core.outcomes import Released
+from extproc.core.ttft_errors import relative_error
 from extproc.core.types import Candidate, Completion, Decision, Outcome
 
 
@@ -155,6 +156,7 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "predicted_ttft_ms": _ms(chosen.cost.ttft_ms),
         "ttft_ms": _ms(completion.first_body_ms),
         "upstream_ttft_ms": _ms(completion.upstream_first_body_ms),
+        "ttft_error": _ms(relative_error(released)),
         "duration_ms": _ms(completion.duration_ms),
         "outcome": completion.outcome.value,
         "status": completion.status,

@@ -34,7 +34,10 @@ from extproc.core.outcomes import Released, suspects
 from extproc.core.policies.base import Policy
 from extproc.core.reconcile import Reconciler
 from extproc.core.rollout import Mode
+from extproc.core.tenancy import EVERYTHING, TenantBook
+from extproc.core.tenant_shares import TenantShares
 from extproc.core.trust import TrustBook, Verdict
+from extproc.core.ttft_errors import ErrorBook
 from extproc.core.types import (
     AllBlocksCleared,
     BlockStored,
@@ -87,6 +90,7 @@ class Router:
         pools: facts by pool name; a pool that is not named has none.
         prompt_hashes: tells the hashes of a request's blocks.
         event_hashes: tells the hashes of blocks that KV events are about.
+        tenants: whose cold requests are kept to a part of the workers.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Router:
         settings: RouterSettings | None = None,
         prompt_hashes: PromptHashes = prompt_hashes,
         event_hashes: EventHashes = event_chain,
+        tenants: TenantBook = EVERYTHING,
     ) -> None:
         self.settings = settings or RouterSettings()
         self.costs = costs or CostSettings()
@@ -118,10 +123,12 @@ class Router:
         self.assumed = AssumedCache(self.index)
         self.learned = Learned(self.costs)
         self.shares = EngineShares()
+        self.errors = ErrorBook()
         self.trust = TrustBook()
         self.doubts = Doubts()
         self.adapters = AdapterSlots()
         self.evictions = Evictions()
+        self.tenant_shares = TenantShares(tenants)
         self._lingering: dict[WorkerId, list[tuple[float, Lease]]] = {}
         self._reconciler = Reconciler(self.ledger)
         self._candidates = CandidateBuilder(
@@ -167,6 +174,7 @@ class Router:
         policy = self._policy if request.policy is None else self._others.get(request.policy, self._policy)
         tie_seed = self._rng.getrandbits(_TIE_BITS)
         ordered, reason = policy.order(request, candidates, _chance(tie_seed))
+        ordered, reason = self.tenant_shares.bounded(request, ordered, reason)
         decision = Decision(
             lease_id=self._new_lease_id(),
             request=request,
@@ -199,6 +207,7 @@ class Router:
         self.adapters.on_use(chosen.worker, request.namespace.adapter)
         self.shares.book(decision, now)
         self.evictions.begin(decision.lease_id, [chosen.worker])
+        self.tenant_shares.book(decision)
         self.ledger.admit(decision, state.generation, reserved, now, expires_at)
         self.learned.sent(chosen.worker, chosen.uncovered_tokens, now)
         if not self._publishes(state):
@@ -268,7 +277,8 @@ class Router:
             completion = replace(completion, served_by=lease.served_by)
         for endpoint in suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
-        released = Released(lease, completion, now, self.evictions.end(lease_id, lease.worker))
+        released = Released(lease, completion, now, self._forget_request(lease_id, lease.worker))
+        self.errors.observe(released)
         self._audit(released)
         self._assume(released)
         self.learned.learn(released, load, beside_ms)
@@ -283,7 +293,7 @@ class Router:
         for worker in change.removed:
             gone = Completion(Outcome.LOST, details="worker left")
             released += [
-                Released(lease, gone, now, self.evictions.end(lease.id, worker))
+                Released(lease, gone, now, self._forget_request(lease.id, worker))
                 for lease in self.ledger.drop_worker(worker)
             ]
             self.evictions.forget(worker)
@@ -476,6 +486,11 @@ class Router:
             except Exception:  # noqa: S112 - a shadow never affects the request, whatever it does
                 continue
         return tuple(choices)
+
+    def _forget_request(self, lease_id: str, worker: WorkerId) -> int | None:
+        """What is kept beside the lease of a request that has ended; blocks evicted while it was there."""
+        self.tenant_shares.release(lease_id)
+        return self.evictions.end(lease_id, worker)
 
     def _release_observed(self, lease_id: str, completion: Completion, now: float) -> Released | None:
         """End a request that the gateway sent where it liked: there is nothing to give back or to learn."""

@@ -5,10 +5,12 @@ Its cost grows with the number of workers and open requests, not with what their
 
 from dataclasses import dataclass
 
+from extproc.core.divergence import Cause
 from extproc.core.kv_index import IndexFaults
 from extproc.core.load_ledger import WorkerLoad
 from extproc.core.router import Router
 from extproc.core.step_model import StepCoefficients
+from extproc.core.ttft_errors import TtftErrors
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import EngineMetrics, WorkerId
 from extproc.core.worker_table import ForeignLoad, WorkerState
@@ -40,7 +42,9 @@ class WorkerSnapshot:
         faults: signs that its events are incomplete or unlike ours.
         confidence: share of predicted hits that really happened lately, 0 to 1.
         audits: how many predictions that rests on.
-        complaint: likely cause, while predictions keep failing.
+        complaint: what to tell, while predictions keep failing.
+        cause: the likely cause of that.
+        doubtful_blocks: blocks that have to be verified before they are believed: events were lost.
         ttft: learned cost of a first token there.
     """
 
@@ -66,6 +70,8 @@ class WorkerSnapshot:
     confidence: float
     audits: int
     complaint: str | None
+    cause: Cause | None
+    doubtful_blocks: int
     ttft: TtftCoefficients
 
 
@@ -79,6 +85,7 @@ class PoolSnapshot:
         ttft_learned: whether that rests on requests rather than on the settings.
         step: cost of a further token.
         reuse: share of prompt tokens that engines found in their caches lately, 0 to 1.
+        ttft_errors: how well times to first token were predicted lately.
     """
 
     name: str
@@ -86,6 +93,7 @@ class PoolSnapshot:
     ttft_learned: bool
     step: StepCoefficients
     reuse: float
+    ttft_errors: TtftErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +137,14 @@ def _pool(router: Router, name: str) -> PoolSnapshot:
         ttft_learned=ttft.learned,
         step=learned.steps.of(name).coefficients,
         reuse=learned.reuse.of(name),
+        ttft_errors=router.errors.of(name),
     )
 
 
 def _worker(router: Router, state: WorkerState, now: float) -> WorkerSnapshot:
     worker, since = state.id, state.unreachable_since
     belief = router.trust.belief(worker, now)
+    divergence = router.trust.diagnosis(worker, now)
     fresh = state.fresh_metrics(now, router.settings.stale_after_s) is not None
     return WorkerSnapshot(
         worker=worker,
@@ -158,6 +168,8 @@ def _worker(router: Router, state: WorkerState, now: float) -> WorkerSnapshot:
         faults=router.index.faults(worker),
         confidence=belief.confidence,
         audits=belief.audits,
-        complaint=router.trust.complaint(worker, now),
+        complaint=None if divergence is None else divergence.message,
+        cause=None if divergence is None else divergence.cause,
+        doubtful_blocks=router.doubts.blocks(worker),
         ttft=router.learned.ttft.of(state.member.pool).coefficients(worker),
     )

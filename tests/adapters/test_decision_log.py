@@ -59,6 +59,7 @@ def test_one_line_tells_the_whole_story(tmp_path, router):
     space, _, block = entry["prefix_key"].partition(":")
     assert (len(space), block) == (16, f"{hashes(PROMPT)[5]:016x}")
     assert entry["ttft_ms"] == 31.5
+    assert entry["ttft_error"] is None  # the answer was not streamed
     assert entry["queue_wait_ms"] == 10.0  # only the step it has to wait for
     assert len(entry["candidate_workers"]) == 2
     for candidate in entry["candidate_workers"]:

@@ -106,3 +106,18 @@ def test_it_shows_trouble_where_it_is():
     assert (zero.faults.unknown_removes, zero.faults.orphans) == (2, 2)
     assert not any(one.faults)
     assert (one.ready, two.ready, two.scrape_failures) == (True, False, 3)
+
+
+def test_it_tells_how_well_times_are_predicted_and_what_is_in_doubt():
+    router = make_router()
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
+    router.on_kv_trust(worker(0), "complete", trusted=True)
+    router.on_kv_trust(worker(0), "messages are missing", trusted=False)
+    decision = router.schedule(request(PROMPT, stream=True), 1.0)
+    actual = decision.chosen.cost.ttft_ms * 2
+    done = Completion(Outcome.FINISHED, upstream_first_body_ms=actual, cached_tokens=0, output_tokens=1)
+    router.release(decision.lease_id, done, 2.0)
+    seen = snapshot(router, 3.0)
+    assert seen.pools[0].ttft_errors == (1, -0.5, 0.5, 0.5)
+    assert [w.doubtful_blocks for w in seen.workers] == [len(PROMPT) // BLOCK, 0, 0]
+    assert all(w.cause is None for w in seen.workers)
