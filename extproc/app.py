@@ -40,7 +40,7 @@ from extproc.assembly import (
     load_revisions,
     sources_of,
 )
-from extproc.config import Config, Pool
+from extproc.config import Config, Pool, book_of
 from extproc.core.candidates import PoolFacts
 from extproc.core.rollout import Mode
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
@@ -191,6 +191,7 @@ class App:
             pools=facts,
             costs=costs,
             settings=config.router_settings(),
+            tenants=book_of(config.tenants),
             others=tuple(name for name in policies if name in others),
             shadow=tuple(config.shadow),
             version=__version__,

@@ -75,9 +75,11 @@ class Tenant(Section):
     isolation: Literal["shared", "salted"] = Field(
         "shared", description="salted: its KV cache is kept apart in the engine, by a `cache_salt`"
     )
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="its share beside other tenants")
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="its share of the workers for cold requests, beside other tenants that have some"
+    )
     cold_quota: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="share of the places for cold requests it may take; null: no limit of its own"
+        None, description="share of a pool's workers that its cold requests may be on at once; null: all"
     )
     normalization: NormalizationMode | None = Field(
         None, description="its prompts: disabled, dry-run or apply; null: as the pool says"

@@ -30,15 +30,15 @@ class TenantPolicy:
         pools: names of pools it may use; None: all.
         workers: endpoints (`ip:port`, or `ip` for every port) it may use inside them; None: all.
         isolation: see `Isolation`.
-        weight: its share beside other tenants where something is shared out; 1 is ordinary.
-        cold_quota: share (0 to 1) of the workers' places for cold requests that it may take; None: no limit
-            of its own.
+        weight: its share of the workers for cold requests beside other tenants that have some; None: it does
+            not take part. See `extproc.core.tenant_shares`, also for the next.
+        cold_quota: share (0 to 1) of a pool's workers that its cold requests may be on; None: all.
     """
 
     pools: frozenset[str] | None = None
     workers: frozenset[str] | None = None
     isolation: Isolation = Isolation.SHARED
-    weight: float = 1.0
+    weight: float | None = None
     cold_quota: float | None = None
 
     def permits_pool(self, pool: str) -> bool:

@@ -285,6 +285,7 @@ class Reason(StrEnum):
     COLD_IDLE = "cold-idle"
     COLD_POOL = "cold-pool"  # to a worker that serves cold requests only
     COLD_BUSY = "cold-busy"
+    TENANT_LIMIT = "tenant-limit"  # its tenant's cold requests may not be on more workers
     WARM_DENIED_WAIT = "warm-denied-wait"  # a warm worker was not worth its wait
     WARM_DENIED_SHARE = "warm-denied-share"  # the prefix, or all warm requests, had enough of a worker
     LOAD_ONLY = "load-only"

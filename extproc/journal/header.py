@@ -13,6 +13,7 @@ from extproc.core.errors import WarmrouteError
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.policies.base import Policy
 from extproc.core.router import Router, RouterSettings
+from extproc.core.tenancy import EVERYTHING, TenantBook
 
 FORMAT = 1
 
@@ -33,6 +34,7 @@ class Header:
         pools: facts by pool.
         costs: see `Router`.
         settings: see `Router`.
+        tenants: see `Router`.
         others: names of the policies a request may ask for.
         shadow: names of the policies in shadow.
         version: of the Warmroute that recorded.
@@ -45,6 +47,7 @@ class Header:
     pools: dict[str, PoolFacts]
     costs: CostSettings
     settings: RouterSettings
+    tenants: TenantBook = EVERYTHING
     others: tuple[str, ...] = ()
     shadow: tuple[str, ...] = ()
     version: str = ""
@@ -89,6 +92,7 @@ class Header:
             pools=self.pools,
             costs=self.costs,
             settings=self.settings,
+            tenants=self.tenants,
             prompt_hashes=prompt_hashes,
             event_hashes=event_hashes,
         )
