@@ -296,3 +296,20 @@ async def test_headers_are_sent():
     settings = ScrapeSettings(interval_s=0.02, headers={"Authorization": "Bearer key"})
     _, server = await scrape(plain_only(), lambda seen: seen.metrics, settings)
     assert server.requests[0].headers["authorization"] == "Bearer key"
+
+
+async def test_models_are_read_at_once_when_somebody_asks():
+    async def respond(request, received):
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    seen = Seen()
+    settings = replace(QUICK, models_interval_s=3600.0)
+    async with Upstream(respond) as server, seen.scraper(models=True, settings=settings) as scraper:
+        scraper.set_endpoints([server.endpoint])
+        for _ in range(5):
+            scraper.look_at_models()  # and once only while that is being done
+        await until(lambda: seen.models)
+        scraper.look_at_models()
+        await until(lambda: len(seen.models) >= 2)
+        assert sum(one.path == "/v1/models" for one in server.requests) <= 3
+    seen.scraper(models=True).look_at_models()  # not started: nothing to do

@@ -5,12 +5,14 @@ import pytest
 import yaml
 
 from extproc.adapters.envoy_bootstrap import (
+    DEFAULT_PREFIXES,
     BodyMode,
     DnsWorkers,
     EdsFileWorkers,
     EdsServiceWorkers,
     EnvoyConfigError,
     EnvoySettings,
+    PoolWorkers,
     StaticWorkers,
     bootstrap,
     to_yaml,
@@ -191,3 +193,62 @@ def test_a_kubernetes_service_reaches_envoy_through_us():
     assert settings(kubernetes, STATIC).workers == EdsServiceWorkers()
     with pytest.raises(EnvoyConfigError, match="cannot watch a Kubernetes Service"):
         settings(kubernetes, envoy={"eds": "never"})
+
+
+TENANTS = {
+    "identity": [
+        {"jwt": {"payload": "token", "claim": ["org"]}},
+        {"metadata": {"namespace": "my.filter", "path": ["tenant"]}},
+        {"attribute": "connection.uri_san_peer_certificate"},
+    ],
+    "policies": {"acme": {"pools": ["pool-0"]}},
+}
+
+
+def test_each_of_several_pools_has_a_cluster_that_follows_its_own_discovery():
+    made = settings(
+        STATIC, {"dns": {"name": "engines", "port": 8000}}, {"file": "w.yaml", "static": ["1.1.1.1:1"]}
+    )
+    assert made.workers == EdsServiceWorkers()  # Envoy cannot follow all of them at once by itself
+    assert made.pools == (
+        PoolWorkers("pool-0", StaticWorkers(("10.0.0.1:8000",))),
+        PoolWorkers("pool-1", DnsWorkers("engines", 8000, 5.0)),
+        PoolWorkers("pool-2", EdsServiceWorkers("workers/pool-2")),
+    )
+    always = settings(STATIC, STATIC, envoy={"eds": "always"})
+    assert [pool.workers for pool in always.pools] == [
+        EdsServiceWorkers("workers/pool-0"),
+        EdsServiceWorkers("workers/pool-1"),
+    ]
+    assert settings(STATIC).pools == ()
+
+
+@pytest.mark.parametrize(
+    ("rest", "workers"), [({"envoy": {"eds_file": "w.yaml", "eds": "never"}}, None), ({}, ["10.0.0.9:1"])]
+)
+def test_workers_that_do_not_say_of_which_pool_they_are(rest, workers):
+    with pytest.raises(EnvoyConfigError, match="of which pool"):
+        settings(STATIC, STATIC, workers=workers, **rest)
+
+
+def test_tenants_decide_what_envoy_sends_and_what_happens_when_we_fail():
+    made = settings(STATIC, tenants=TENANTS)
+    assert made.forwarded_namespaces == ("envoy.filters.http.jwt_authn", "my.filter")
+    assert made.request_attributes == ("connection.uri_san_peer_certificate",)
+    assert (made.fail_open, made.routed_prefixes, made.named_only) == (False, ("/",), False)
+    free = settings(STATIC, tenants={**TENANTS, "policies": {}, "unknown": {}})
+    assert (free.fail_open, free.routed_prefixes) == (True, DEFAULT_PREFIXES)
+    pinned = settings(STATIC, tenants={**TENANTS, "unknown": {"workers": ["10.0.0.1"]}})
+    assert pinned.named_only
+
+
+def test_the_salts_key_need_not_be_on_the_machine_that_builds_the_configuration(tmp_path, capsys):
+    salted = {
+        "identity": [{"header": "t"}],
+        "unknown": {"isolation": "salted"},
+        "salt_key": {"env": "NOT_SET_HERE"},
+    }
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(yaml.safe_dump({"pools": [{"discovery": STATIC}], "tenants": salted}))
+    assert main(["envoy-config", "-c", str(path)]) == 0
+    assert "failure_mode_allow" not in capsys.readouterr().out

@@ -69,8 +69,13 @@ def test_one_model_in_two_pools_is_meant_where_tenants_choose_between_them():
             "line 8: tenants.unknown.isolation: salts need a secret key",
         ),
         (
-            "tenants:\n  identity: [{header: x}]\n  unknown:\n    workers: [10.0.0.1]\n"
-            "rollout: {mode: observe}\n",
+            """\
+            tenants:
+              identity: [{header: x}]
+              unknown:
+                workers: [10.0.0.1]
+            rollout: {mode: observe}
+            """,
             "line 8: tenants.unknown.workers: in mode observe Envoy chooses the worker",
         ),
         (

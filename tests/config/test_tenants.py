@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from extproc.config import ConfigError, book_of, parse
+from extproc.config import ConfigError, book_of, load, parse
 from extproc.core.tenancy import EVERYTHING, Isolation
 from extproc.protocol.tenant_identity import JWT_NAMESPACE, FromAttribute, FromHeader, FromMetadata
 
@@ -67,3 +69,11 @@ def test_what_cannot_be_meant_is_refused(text, expected):
     message = error_of(text)
     assert "line 4" in message
     assert expected in message
+
+
+def test_the_commented_example_is_a_configuration(monkeypatch):
+    monkeypatch.setenv("WARMROUTE_SALT_KEY", "k" * 32)
+    config = load(Path(__file__).parents[2] / "deploy" / "tenants.yaml")
+    assert config.fail_closed
+    assert config.tenants.book().salted
+    assert set(config.tenants.policies) == {"acme", "hobby", "pinned"}

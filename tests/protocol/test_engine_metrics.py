@@ -227,3 +227,9 @@ def test_lines_in_any_order_with_rubbish_between_them(lines, rubbish):
     except ProtocolError:
         return
     assert set(metrics) <= {0}
+
+
+def test_how_many_adapters_fit_on_the_gpu():
+    line = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters=""} 5\n'
+    assert parse_engine_metrics(line)[0].max_adapters == 4
+    assert parse_engine_metrics("vllm:num_requests_running 1\n")[0].max_adapters is None

@@ -154,3 +154,8 @@ def test_workers_of_the_cold_pool_are_marked_in_either_form():
     assert [m.cold for m in parse_members(envoys, TEMPLATE, "workers")] == [True, False]
     with pytest.raises(ProtocolError, match="cold must be bool"):
         parse_members("[{endpoint: '10.0.0.2:8000', cold: 1}]", TEMPLATE)
+
+
+def test_a_worker_may_name_the_model_revision_it_serves():
+    (one, two) = parse_members("- {endpoint: 'w:1', revision: v2}\n- w:2\n", Member("", revision="v1"))
+    assert (one.revision, two.revision) == ("v2", "v1")
