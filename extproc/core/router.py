@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeAlias
 
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.assumed_cache import AssumedCache
@@ -48,6 +49,7 @@ from extproc.core.types import (
     KvEvent,
     Member,
     Outcome,
+    Reason,
     RoutingRequest,
     ShadowChoice,
     WorkerId,
@@ -78,6 +80,16 @@ class RouterSettings:
     unreachable_s: float = 10.0
 
 
+LastWord: TypeAlias = Callable[[list[Candidate], Reason], list[Candidate]]
+"""Given the order that was found and why its first is first, the order to go by: all of them, each once."""
+
+
+def as_ordered(ordered: list[Candidate], reason: Reason) -> list[Candidate]:
+    """The order that was found."""
+    del reason
+    return ordered
+
+
 class Router:
     """Decides where requests go. Not thread-safe: one event loop owns it.
 
@@ -91,6 +103,7 @@ class Router:
         prompt_hashes: tells the hashes of a request's blocks.
         event_hashes: tells the hashes of blocks that KV events are about.
         tenants: whose cold requests are kept to a part of the workers.
+        last_word: may change the order that was found.
     """
 
     def __init__(
@@ -107,6 +120,7 @@ class Router:
         prompt_hashes: PromptHashes = prompt_hashes,
         event_hashes: EventHashes = event_chain,
         tenants: TenantBook = EVERYTHING,
+        last_word: LastWord = as_ordered,
     ) -> None:
         self.settings = settings or RouterSettings()
         self.costs = costs or CostSettings()
@@ -115,6 +129,7 @@ class Router:
         self._shadow = tuple(shadow)
         self._rng = rng
         self._new_lease_id = new_lease_id
+        self._last_word = last_word
         self._pools = dict(pools)
         self.table = WorkerTable(self.settings.failure_limit, self.settings.unreachable_s)
         self.ledger = LoadLedger(self._tpot_ms)
@@ -175,6 +190,7 @@ class Router:
         tie_seed = self._rng.getrandbits(_TIE_BITS)
         ordered, reason = policy.order(request, candidates, _chance(tie_seed))
         ordered, reason = self.tenant_shares.bounded(request, ordered, reason)
+        ordered = self._last_word(ordered, reason)
         decision = Decision(
             lease_id=self._new_lease_id(),
             request=request,

@@ -12,7 +12,7 @@ from extproc.core.cost import CostSettings
 from extproc.core.errors import WarmrouteError
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.policies.base import Policy
-from extproc.core.router import Router, RouterSettings
+from extproc.core.router import LastWord, Router, RouterSettings, as_ordered
 from extproc.core.tenancy import EVERYTHING, TenantBook
 
 FORMAT = 1
@@ -60,7 +60,7 @@ class Header:
         new_lease_id: Callable[[], str],
         prompt_hashes: PromptHashes = prompt_hashes,
         event_hashes: EventHashes = event_chain,
-        wrap: Callable[[Policy], Policy] = lambda policy: policy,
+        last_word: LastWord = as_ordered,
     ) -> Router:
         """A router as it was built.
 
@@ -69,7 +69,7 @@ class Header:
             new_lease_id: see `Router`.
             prompt_hashes: see `Router`.
             event_hashes: see `Router`.
-            wrap: goes around each policy.
+            last_word: see `Router`.
 
         Raises:
             JournalError: a policy it was built with is not installed here.
@@ -81,7 +81,7 @@ class Header:
                     f"the journal was made with the policy {name!r}, which is not installed here; "
                     "install the package that offers it"
                 )
-            return wrap(policies[name](self.costs))
+            return policies[name](self.costs)
 
         return Router(
             make(self.policy),
@@ -95,6 +95,7 @@ class Header:
             tenants=self.tenants,
             prompt_hashes=prompt_hashes,
             event_hashes=event_hashes,
+            last_word=last_word,
         )
 
     def changed(self, **fields: Any) -> Self:

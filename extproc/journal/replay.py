@@ -13,20 +13,16 @@ time, is a question for `warmroute simulate`: a recording does not hold what the
 Both choices are compared at the prices of the recorded router.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any
 
-from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
-from extproc.core.policies.base import Policy
-from extproc.core.router import Router
+from extproc.core.router import Router, as_ordered
 from extproc.core.types import (
     BlockStored,
     Candidate,
     Decision,
-    PolicyInputs,
     Reason,
     RoutingRequest,
     WorkerId,
@@ -62,28 +58,16 @@ class Step:
     instead_reason: Reason | None = None
 
 
-class _Steered(Policy):
-    """Asks a policy, keeps its answer, and puts the worker that really got the request first."""
+@dataclass(slots=True)
+class _Steered:
+    """Has a router's last word: keeps its choice, and puts the worker that really got the request first."""
 
-    name = "steered"
+    towards: WorkerId | None = None
+    answer: tuple[Candidate, Reason] | None = None
 
-    def __init__(self, policy: Policy, settings: CostSettings) -> None:
-        super().__init__(settings)
-        self.policy = policy
-        self.towards: WorkerId | None = None
-        self.answer: tuple[Candidate, Reason] | None = None
-
-    def order(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], rng: Random
-    ) -> tuple[list[Candidate], Reason]:
-        """The policy's order, but for the first."""
-        ordered, reason = self.policy.order(request, candidates, rng)
+    def last_word(self, ordered: list[Candidate], reason: Reason) -> list[Candidate]:
         self.answer = (ordered[0], reason)
-        return sorted(ordered, key=lambda candidate: candidate.worker != self.towards), reason
-
-    def inputs(self, request: RoutingRequest) -> PolicyInputs:
-        """The policy's."""
-        return self.policy.inputs(request)
+        return sorted(ordered, key=lambda candidate: candidate.worker != self.towards)
 
 
 @dataclass(slots=True)
@@ -119,7 +103,7 @@ class _Seat:
 
     router: Router
     hashes: _Hashes
-    steered: list[_Steered]
+    steered: _Steered
     lease: list[str]
 
 
@@ -210,25 +194,21 @@ class Replay:
         self, seat: _Seat, request: RoutingRequest, at: float, recorded: Mapping[str, Any]
     ) -> tuple[Candidate, Reason] | None:
         seat.lease[0] = recorded["lease"]
-        for policy in seat.steered:
-            policy.towards, policy.answer = WorkerId(*recorded["worker"]), None
+        seat.steered.towards, seat.steered.answer = WorkerId(*recorded["worker"]), None
         try:
             seat.router.schedule(request, at)
         except NoEndpointError:
             return None
-        return next((policy.answer for policy in seat.steered if policy.answer is not None), None)
+        return seat.steered.answer
 
 
 def _seat(header: Header, policies: Policies, *, steered: bool) -> _Seat:
-    hashes, lease = _Hashes(), [""]
-    wrapped: list[_Steered] = []
-
-    def wrap(policy: Policy) -> Policy:
-        if not steered:
-            return policy
-        named = type("_SteeredPolicy", (_Steered,), {"name": policy.name})
-        wrapped.append(named(policy, header.costs))
-        return wrapped[-1]
-
-    router = header.build(policies, lambda: lease[0], hashes.of_prompts, hashes.of_event, wrap)
-    return _Seat(router, hashes, wrapped, lease)
+    hashes, lease, steering = _Hashes(), [""], _Steered()
+    router = header.build(
+        policies,
+        lambda: lease[0],
+        hashes.of_prompts,
+        hashes.of_event,
+        steering.last_word if steered else as_ordered,
+    )
+    return _Seat(router, hashes, steering, lease)
