@@ -42,7 +42,11 @@ class Cost(Section):
     )
     cold_share: Annotated[float, Field(ge=0, lt=1)] = Field(
         _COST.cold_share,
-        description="share of each worker's time kept for prefill, and so for cold requests; 0: none",
+        description="share of each worker's time kept for cold requests; 0: none",
+    )
+    max_cold_slowdown: Annotated[float, Field(ge=1)] = Field(
+        _COST.max_cold_slowdown,
+        description="within its share a cold request waits at most this many times as long as it must",
     )
     max_prefix_share: Annotated[float, Field(gt=0, le=1)] = Field(
         _COST.max_prefix_share, description="share of a worker's time that one prefix may take; 1: no bound"

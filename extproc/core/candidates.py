@@ -251,7 +251,6 @@ class CandidateBuilder:
                 ),
                 beside=self.ledger.steps_beside(state.id, output.expected, now)
                 + foreign.running * output.expected,
-                cold_prefill_share=self.shares.cold_prefill(state.id, now) if kind.warm is False else None,
                 prefilling=load.prefilling,
             ),
         )
@@ -275,6 +274,7 @@ class CandidateBuilder:
             shares=kind._replace(
                 prefix_share=self.shares.prefix(state.id, kind.prefix, now),
                 warm_share=self.shares.warm(state.id, now),
+                cold_prefill=self.shares.cold_prefill(state.id, now),
                 cold_only=state.member.cold,
             ),
         )

@@ -8,7 +8,7 @@
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
     decode  = per_sequence * beside + output * per_1k_context * context / 1000         [they slow us]
               + beside * (per_sequence + per_1k_context * prompt / 1000)               [we slow them]
-              + interference * (n * over + 1) * prefill  [our prefill delays them, and whoever is next]
+              + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
               + eviction * reuse * evicted * per_token                      [warm prefixes that have to go]
 
@@ -16,11 +16,9 @@ evicted is how many tokens of other prefixes must leave the cache for this reque
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
 n is the number of sequences running there, d of them past the queue; beside, the decode steps we share with
 each of them, summed: for ours the shorter of what we and they are expected to generate yet (see
-`extproc.core.decode_clock`), for others' all of our output. over is 1, but for cold requests it tells how far
-prefill has used up what is kept for them there: 0 up to the cold share, 1 from twice as much on. Sizes are
-tokens. Source of the shape: prefill is compute bound and linear until attention dominates; a decode step
-reads the weights once, plus each sequence's context, so its time grows with the batch and with the context
-read (the usual roofline argument).
+`extproc.core.decode_clock`), for others' all of our output. Sizes are tokens. Source of the shape: prefill is
+compute bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
+context, so its time grows with the batch and with the context read (the usual roofline argument).
 """
 
 from dataclasses import dataclass
@@ -46,12 +44,12 @@ class CostSettings:
         interference: share of our prefill time that each running sequence, and the next to come, is delayed
             by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
         expected_output_tokens: generated tokens per request until learned.
-        cold_share: share of each worker's time kept for cold requests, of which no worker holds half: while
-            prefill has had less of it lately, theirs is not charged with delaying those that decode there,
-            and up to it warm requests may not fill the worker (see `extproc.core.share_bounds`). A worker
-            that spends a share c in prefill makes its decoding 1 / (1 - c) times as slow: 0.2 is a quarter.
-            Without it cold requests are all sent to where the fewest decode, and queue there while the
-            others prefill nothing. 0: nothing is kept.
+        cold_share: share of each worker's time kept for cold requests, of which no worker holds half: up to
+            it they are not made to wait for the sake of those that decode there, and warm requests may not
+            fill the worker (see `extproc.core.share_bounds`). A worker that spends a share c in prefill
+            makes its decoding 1 / (1 - c) times as slow: at 0.5, twice. 0: nothing is kept.
+        max_cold_slowdown: a cold request may wait this many times as long as at the worker that would answer
+            first (and `COLD_SLACK_MS` more), where that one has time left that is kept for it.
         max_prefix_share: a worker that spends this share of its time on requests with one prefix takes no
             more of them while others can: 0.5 makes the rest there at most twice as slow. 1: no bound.
         eviction: how much of the expected loss by eviction is charged to the request that evicts.
@@ -72,7 +70,8 @@ class CostSettings:
     step_ms_per_sequence: float = 0.1
     step_ms_per_1k_context: float = 0.02
     interference: float = 0.25
-    cold_share: float = 0.2
+    cold_share: float = 0.5
+    max_cold_slowdown: float = 1.25
     max_prefix_share: float = 0.5
     expected_output_tokens: float = 128.0
     eviction: float = 1.0
@@ -87,12 +86,6 @@ class CostSettings:
     def step_prior(self) -> StepCoefficients:
         """What output tokens cost until it is learned."""
         return StepCoefficients(_STEP_BASE_MS, self.step_ms_per_sequence, self.step_ms_per_1k_context)
-
-    def over(self, cold_prefill_share: float | None) -> float:
-        """How much of what prefill does to those that decode is charged, 0 to 1, where it has this share."""
-        if self.cold_share <= 0.0 or cold_prefill_share is None:
-            return 1.0
-        return min(1.0, max(0.0, cold_prefill_share / self.cold_share - 1.0))
 
     def warm_bounds(self, expected_output: float) -> tuple[float, float]:
         """`max_extra_ttft_ms` and `max_warm_wait_ms` for a generation of this length.
@@ -130,7 +123,6 @@ class WorkerFacts:
     step: StepCoefficients
     unused_tokens: int | None = None  # room in the cache that holds nothing yet
     reuse: float = 0.0
-    cold_prefill_share: float | None = None  # what prefill has had of its time; None: the request is not cold
     adapter_ms: float = 0.0  # until the request's adapter is on the GPU
     prefilling: int = 0  # of `sequences`, those that are in the queue, and so in no step yet
     beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
@@ -174,9 +166,7 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         step.per_sequence_ms * beside
         + output * per_token * worker.context_tokens
         + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
-        + settings.interference
-        * (worker.sequences * settings.over(worker.cold_prefill_share) + 1)
-        * prefill_ms
+        + settings.interference * (worker.sequences + 1) * prefill_ms
     )
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:

@@ -48,10 +48,10 @@ class _Faded:
 
 
 class _Engine:
-    __slots__ = ("prefill", "prefixes", "warm")
+    __slots__ = ("cold_prefill", "prefixes", "warm")
 
     def __init__(self) -> None:
-        self.prefill = _Faded()
+        self.cold_prefill = _Faded()
         self.warm = _Faded()
         self.prefixes: dict[int, _Faded] = {}
 
@@ -73,10 +73,10 @@ class EngineShares:
         if copies:
             work_ms -= prefill_ms
         engine = self._engines.setdefault(chosen.worker, _Engine())
-        engine.prefill.add(prefill_ms, now)
         if facts.warm:
             engine.warm.add(work_ms, now)
         elif facts.warm is not None:
+            engine.cold_prefill.add(prefill_ms, now)
             self._cold.setdefault(decision.request.pool, _Faded()).add(work_ms, now)
         if facts.prefix is not None:
             faded = engine.prefixes.pop(facts.prefix, None) or _Faded()
@@ -85,10 +85,10 @@ class EngineShares:
             engine.prefixes[facts.prefix] = faded
             faded.add(work_ms, now)
 
-    def prefill(self, worker: WorkerId, now: float) -> float:
-        """Of the worker's time, what prefill has taken."""
+    def cold_prefill(self, worker: WorkerId, now: float) -> float:
+        """Of the worker's time, what the prefill of cold requests has taken."""
         engine = self._engines.get(worker)
-        return 0.0 if engine is None else engine.prefill.at(now) / _SPAN_MS
+        return 0.0 if engine is None else engine.cold_prefill.at(now) / _SPAN_MS
 
     def warm(self, worker: WorkerId, now: float) -> float:
         """Of the worker's time, what warm requests have taken."""

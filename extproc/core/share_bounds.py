@@ -5,6 +5,15 @@ Applied by a policy to the order it has made. Nothing is refused: a worker that 
 **Cold pool.** A worker of the cold pool serves cold requests only. A warm request goes there only if nobody
 else is ready; a cold one may go to any worker, and `cold-pool` says that it went there.
 
+**Cold requests do not starve.** The cheapest worker for a prompt that has to be computed is the one that has
+the fewest sequences to delay. Beside a flood that is one and the same for all cold requests, and they would
+queue there while the others prefill nothing. So a cold request goes to the cheapest worker among those with
+
+    ttft_ms <= max_cold_slowdown * the lowest ttft_ms of all + COLD_SLACK_MS
+    and cold_prefill < cold_share                                [time that is kept for it is left there]
+
+unless there is none.
+
 **Full.** For a warm request (see `extproc.core.engine_shares`) a worker is full when
 
     prefix_share >= max_prefix_share                             [its prefix has had enough of that worker]
@@ -21,7 +30,7 @@ copy) no second one is made, and a worker that is busy with other things gets no
 nothing is denied: moving a prefix to a worker that is no better off would only make the work more.
 
 Defaults: `max_prefix_share` 0.5: because of one prefix, everything else on its worker takes at most twice as
-long. `cold_share` 0.2 (it is part of the price as well: see `extproc.core.cost`).
+long. `cold_share` 0.5, `max_cold_slowdown` 1.25, `COLD_SLACK_MS` 25.
 """
 
 from collections.abc import Sequence
@@ -29,6 +38,7 @@ from collections.abc import Sequence
 from extproc.core.cost import CostSettings
 from extproc.core.types import Candidate, Reason
 
+COLD_SLACK_MS = 25.0
 _MOST = 0.5
 
 
@@ -39,8 +49,10 @@ def bounded(
     order = list(ordered)
     first = order[0]
     if not first.shares.warm:
-        cold = first.shares.warm is not None
-        return order, Reason.COLD_POOL if cold and first.shares.cold_only else reason
+        if first.shares.warm is not None:
+            order = _soon(order, settings)
+        cold = order[0].shares.cold_only and first.shares.warm is not None
+        return order, Reason.COLD_POOL if cold else reason
     pool = [c for c in order if c.shares.cold_only]
     if len(pool) == len(order):
         return order, reason
@@ -60,6 +72,17 @@ def is_full(candidate: Candidate, settings: CostSettings) -> bool:
     kept = min(settings.cold_share, facts.cold_demand)
     had_enough = settings.max_prefix_share < 1.0 and facts.prefix_share >= settings.max_prefix_share
     return had_enough or (kept > 0.0 and facts.warm_share >= 1.0 - kept)
+
+
+def _soon(order: list[Candidate], settings: CostSettings) -> list[Candidate]:
+    """`order` of a cold request, with those behind that would make it wait for others' sake."""
+    latest = settings.max_cold_slowdown * min(c.cost.ttft_ms for c in order) + COLD_SLACK_MS
+    if order[0].cost.ttft_ms <= latest:
+        return order
+    # A stable sort: without anybody who is both, the order stays as it is.
+    return sorted(
+        order, key=lambda c: c.cost.ttft_ms > latest or c.shares.cold_prefill >= settings.cold_share
+    )
 
 
 def _elsewhere(first: Candidate, order: Sequence[Candidate], settings: CostSettings) -> list[Candidate]:

@@ -240,7 +240,8 @@ class ShareFacts(NamedTuple):
     prefix: int | None = None
     prefix_share: float = 0.0  # taken by requests with this prefix
     warm_share: float = 0.0  # by warm requests
-    cold_demand: float = 0.0  # by cold ones, mean of the workers
+    cold_prefill: float = 0.0  # by the prefill of cold ones
+    cold_demand: float = 0.0  # by cold ones in all, mean of the workers
     cold_only: bool = False  # the worker is one of the cold pool
 
 

@@ -140,6 +140,15 @@ def elsewhere(ordered, costs, settings):
         )
 
     first = ordered[0]
+    if first["shares"]["warm"] is False:
+        ttft = {name: cost.ttft_ms for name, cost in costs.items()}
+        soon = settings["max_cold_slowdown"] * min(ttft.values()) + 25.0
+        kept = [
+            c
+            for c in ordered
+            if ttft[c["worker"]] <= soon and c["shares"]["cold_prefill"] < settings["cold_share"]
+        ]
+        return first if ttft[first["worker"]] <= soon or not kept else kept[0]
     if not first["shares"]["warm"] or not full(first):
         return first
     latest = costs[first["worker"]].queue_ms + max(cost.prefill_ms for cost in costs.values())

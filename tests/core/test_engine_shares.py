@@ -53,14 +53,15 @@ def test_cold_requests_are_counted_by_pool_and_are_no_prefix():
     assert shares.cold("default", 0.0) == pytest.approx(0.1)
     assert shares.cold("other", 0.0) == 0.0
     assert shares.warm(worker(0), 0.0) == 0.0
-    assert shares.prefill(worker(0), 0.0) == pytest.approx(0.2)
+    assert shares.cold_prefill(worker(0), 0.0) == pytest.approx(0.1)
 
 
 def test_the_prefill_of_a_copy_does_not_count_against_it():
     shares = EngineShares()
     shares.book(routed(cached=0, prefill_ms=9000.0), 0.0)
     assert shares.prefix(worker(0), 7, 0.0) == 0.0
-    assert shares.prefill(worker(0), 0.0) == pytest.approx(0.9)
+    shares.book(routed(cached=50, prefill_ms=900.0), 0.0)
+    assert shares.prefix(worker(0), 7, 0.0) == pytest.approx(0.09)
 
 
 def test_memory_is_bounded_and_who_left_has_no_share():

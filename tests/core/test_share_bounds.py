@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.cost import CostSettings
-from extproc.core.share_bounds import bounded, is_full
+from extproc.core.share_bounds import COLD_SLACK_MS, bounded, is_full
 from extproc.core.types import CostBreakdown, Reason, ShareFacts
 from tests.support.core import candidate, worker
 
@@ -73,6 +73,32 @@ def test_warm_requests_leave_what_cold_ones_ask_for_up_to_the_cold_share(warm_sh
     assert is_full(one(0, warm_share=warm_share, cold_demand=cold_demand), SETTINGS) is full
 
 
+def cold(n, ttft, **shares):
+    return one(n, queue=ttft, prefill=0.0, warm=False, **shares)
+
+
+def test_a_cold_request_does_not_queue_for_the_sake_of_others():
+    spared = cold(0, 1000.0)
+    latest = SETTINGS.max_cold_slowdown * 400.0 + COLD_SLACK_MS
+    assert order(spared, cold(1, latest), cold(2, 400.0), cold(3, latest + 1)) == (
+        [1, 2, 0, 3],
+        Reason.WARM_EXACT,
+    )
+    assert order(cold(0, latest), cold(1, 400.0))[0] == [0, 1]
+
+
+def test_what_is_kept_for_cold_requests_can_be_used_up():
+    spared, soon = cold(0, 1000.0), cold(1, 400.0, cold_prefill=SETTINGS.cold_share)
+    assert order(spared, soon)[0] == [0, 1]
+    assert order(spared, soon, cold(2, 410.0))[0] == [2, 0, 1]
+    nothing = CostSettings(cold_share=0.0)
+    assert order(spared, cold(1, 400.0), settings=nothing)[0] == [0, 1]
+
+
+def test_a_warm_request_may_queue_where_its_prefix_is():
+    assert order(one(0, held=160, queue=9000.0), one(1))[0] == [0, 1]
+
+
 def test_a_cold_request_is_never_denied():
     full = one(0, warm=False, warm_share=0.99, cold_demand=1.0)
     assert order(full, one(1, warm=False), reason=Reason.COLD_BUSY) == ([0, 1], Reason.COLD_BUSY)
@@ -81,9 +107,9 @@ def test_a_cold_request_is_never_denied():
 def test_the_cold_pool_serves_cold_requests_only():
     pool, other = one(0, cold_only=True), one(1)
     assert order(pool, other)[0] == [1, 0]
-    cold = [replace(c, shares=c.shares._replace(warm=False)) for c in (pool, other)]
-    assert order(*cold, reason=Reason.COLD_IDLE) == ([0, 1], Reason.COLD_POOL)
-    assert order(*reversed(cold), reason=Reason.COLD_IDLE) == ([1, 0], Reason.COLD_IDLE)
+    both = [replace(c, shares=c.shares._replace(warm=False)) for c in (pool, other)]
+    assert order(*both, reason=Reason.COLD_IDLE) == ([0, 1], Reason.COLD_POOL)
+    assert order(*reversed(both), reason=Reason.COLD_IDLE) == ([1, 0], Reason.COLD_IDLE)
 
 
 def test_if_nobody_else_is_ready_the_cold_pool_serves_all():
@@ -122,4 +148,6 @@ def test_nobody_is_lost_and_a_denial_goes_to_who_has_room(all_facts, warm, cold_
     if warm and any(not c.shares.cold_only for c in candidates):
         assert not ordered[0].shares.cold_only
     if not warm:
-        assert ordered == candidates
+        first = min(c.cost.ttft_ms for c in candidates)
+        latest = SETTINGS.max_cold_slowdown * first + COLD_SLACK_MS
+        assert ordered[0].cost.ttft_ms <= latest  # no share of it is used up here

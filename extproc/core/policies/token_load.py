@@ -22,13 +22,14 @@ class TokenLoad(Policy):
     `max_warm_wait_ms` and a cold worker would answer sooner. The best of the others is taken then. Requests
     expected to generate `long_output_tokens` or more may have bounds of their own.
 
-    Workers are kept for others by `extproc.core.share_bounds`: those of a cold pool for cold requests, and
-    part of each for what is not of one hot prefix. Who is denied by it comes last.
+    Workers are kept for others by `extproc.core.share_bounds`: those of a cold pool for cold requests, part
+    of each for what is not of one hot prefix; and cold requests do not queue for others' sake. Who is denied
+    by it comes last.
 
     Inputs: the four cost terms, and shares of the workers' time. Defaults: `tie_ms` 1, `max_extra_ttft_ms`
     20,000, `max_warm_wait_ms` 60,000, the same for long generations (`long_output_tokens` 512): a safety net,
     for bounds tighter than a few prefills make an overloaded fleet copy prefixes instead of serving them;
-    `cold_share` 0.2, `max_prefix_share` 0.5.
+    `cold_share` 0.5, `max_cold_slowdown` 1.25, `max_prefix_share` 0.5.
     """
 
     name = "token-load"
