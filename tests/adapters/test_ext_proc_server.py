@@ -102,10 +102,13 @@ async def test_the_routing_service_sees_the_request(routing):
         ("cookie", "d=2"),
         ("x-name", "Ünï"),
         ("traceparent", "00-client"),
+        ("tracestate", "client=1"),
     ]
     async with running(routing) as host:
         await host.exchange(
-            request_headers(headers), request_body(CHAT, end=True), metadata={"traceparent": "00-envoy"}
+            request_headers(headers),
+            request_body(CHAT, end=True),
+            metadata={"traceparent": "00-envoy", "tracestate": "envoy=1"},
         )
         await host.exchange(request_headers(headers, end=True))
     request, other = routing.requests
@@ -117,7 +120,8 @@ async def test_the_routing_service_sees_the_request(routing):
     assert request.subset is None
     assert request.override is None
     assert request.body_seen
-    assert other.trace_parent == "00-client"
+    assert request.trace_state == "envoy=1"
+    assert (other.trace_parent, other.trace_state) == ("00-client", "client=1")
 
 
 async def test_a_request_without_an_id_gets_one(routing):

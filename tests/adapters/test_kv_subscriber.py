@@ -93,6 +93,29 @@ async def test_d46_lost_messages_are_asked_for(publisher: VllmPublisher, listene
     await listener.holds(8)
 
 
+async def test_how_a_stream_is_doing_is_told(publisher: VllmPublisher, listener: Listener) -> None:
+    publish(publisher, 3)
+    listener.follow(publisher)
+    await listener.holds(3)
+    before = listener.subscriber.streams()[W]
+    assert (before.messages, before.gaps, before.resets, before.lag_s) == (3, 0, 0, None)
+    asked = before.replays
+    assert asked >= 1
+    publish(publisher, lose=True)
+    publish(publisher)
+    await listener.holds(5)
+    after = listener.subscriber.streams()[W]
+    assert (after.messages, after.gaps) == (5, 1)
+    assert after.replays > asked
+    publish(publisher)
+    await listener.holds(6)
+    lag = listener.subscriber.streams()[W].lag_s
+    assert lag is not None
+    assert 0.0 <= lag < 60.0
+    listener.subscriber.set_sources([])
+    assert listener.subscriber.streams() == {}
+
+
 async def test_d46_hole_that_cannot_be_filled_leaves_the_worker_doubtful(
     publisher: VllmPublisher, listener: Listener
 ) -> None:

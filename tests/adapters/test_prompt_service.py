@@ -1,11 +1,13 @@
 import asyncio
 import json
 import threading
+import time
 from array import array
 
 import pytest
 
 from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.telemetry.stages import Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizerError
 from extproc.prompt.encoder import EncodedPrompt, PromptEncoder
 from extproc.prompt.errors import Unsupported
@@ -83,6 +85,25 @@ async def test_small_prompts_stay_on_the_loop_and_long_ones_leave_it(make):
     assert await service.encode(LONG) == IDS
     assert encoder.threads[0] is threading.current_thread()
     assert encoder.threads[1] is not threading.current_thread()
+
+
+async def test_stages_of_an_encoding_are_told(make):
+    def stages():
+        return Stages(time.monotonic)
+
+    def names(watched):
+        return [stage.name for stage in watched.all()]
+
+    real = make(PromptEncoder.load(tiny_model_path()))
+    inline, threaded = stages(), stages()
+    assert isinstance(await real.encode(SMALL, inline), EncodedPrompt)
+    assert isinstance(await real.encode(LONG, threaded), EncodedPrompt)
+    assert names(inline) == ["render", "tokenize"]
+    assert names(threaded) == ["wait", "render", "tokenize"]
+    encoder, given_up = Encoder(gated=True), stages()
+    assert isinstance(await make(encoder, budget_ms=20.0).encode(LONG, given_up), LoadOnly)
+    encoder.gate.set()  # what its thread tells from now on belongs to nobody
+    assert names(given_up) == ["no-ids"]
 
 
 async def test_small_requests_with_template_arguments_leave_the_loop(make):

@@ -99,6 +99,27 @@ def make(tmp_path, encoder):
             service.prompts.close()
 
 
+async def test_requests_are_watched_from_arrival_to_end(make):
+    service = make()
+    value = service.service._telemetry.registry.get_sample_value
+    lease = await service.routed("/v1/chat/completions", chat_body())
+    seconds = "warmroute_decision_duration_seconds_count"
+    for stage in ("parse", "render", "tokenize", "match", "decide", "total"):
+        assert value(seconds, {"stage": stage}) == 1, stage
+    labels = {"pool": "default", "policy": "token-load", "reason": lease.decision.reason.value}
+    assert value("warmroute_decisions_total", labels) == 1
+    service.finish(lease, prompt_tokens=100, cached_tokens=48)
+    done = {"model": "tiny", "pool": "default", "prompt_class": lease.decision.request.prompt_class}
+    assert value("warmroute_requests_total", {**done, "outcome": "finished"}) == 1
+    assert value("warmroute_input_tokens_total", {**done, "cache": "cached"}) == 48
+    refused = await service.ask(body=b"{not json")
+    assert value("warmroute_rejections_total", {"why": refused.why}) == 1
+
+
+def chat_body():
+    return {"model": "tiny", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
+
+
 async def test_a_request_is_tokenized_scheduled_and_logged_once(make):
     service = make()
     route = await service.ask()

@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import settings
@@ -288,6 +289,24 @@ def test_workers_come_and_go() -> None:
     assert idx.match(P) == [Match(W[1], 3, 1, 0)]
     idx.apply(W[2], stored([1], T[:2]))
     assert idx.match(P) == [Match(W[1], 3, 1, 0)]  # another model revision shares nothing
+
+
+def test_memory_is_estimated_to_within_a_third() -> None:
+    rng = random.Random(1)
+    idx = index(W[0])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for at in range(600):
+            # Numbers of its own for every event, as they come off the wire.
+            idx.apply(W[0], stored([rng.getrandbits(63) for _ in range(32)], [at] * 64))
+        took = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert took > 1_000_000
+    assert idx.memory_bytes() == pytest.approx(took, rel=1 / 3)
+    idx.clear(W[0])
+    assert idx.memory_bytes() < took / 10
 
 
 def test_block_size_is_learned() -> None:

@@ -200,6 +200,7 @@ def test_d46_gap_is_filled_and_distrusted_meanwhile() -> None:
     h.live(h.publisher.publish())
     assert h.request == 1  # from the last known message: it proves that the engine is the same
     assert not h.machine.trusted
+    assert h.machine.gaps == 1
     assert "2 to 3" in h.machine.cause
     h.answer()
     assert h.applied == h.truth
