@@ -141,7 +141,8 @@ class CandidateBuilder:
         """Learn from the request's first prompt, and say what class it is of if the client has not."""
         finest = chains[min(chains)] if chains else ()
         for chain in finest[:1]:
-            found = self.classes.observe((request.pool, request.model), chain, now)
+            group = (request.pool, request.model, request.namespace.model_revision)
+            found = self.classes.observe(group, chain, now)
             request.prompt_class = request.prompt_class or found.value
 
     def block_size(self, state: WorkerState) -> int | None:

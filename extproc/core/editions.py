@@ -65,6 +65,7 @@ def build(
         candidates, chains, output = builder.build(
             edition.request, edition.states, now, None if outputs else mark
         )
+        request.prompt_class = request.prompt_class or edition.request.prompt_class
         outputs.append(output)
         for candidate in candidates:
             found[candidate.worker] = candidate

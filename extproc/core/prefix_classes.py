@@ -66,16 +66,16 @@ class PrefixClasses:
     def __init__(self, max_nodes: int = 65_536) -> None:
         self._max_nodes = max_nodes
         self._nodes: OrderedDict[int, _Node] = OrderedDict()
-        self._prompts: dict[tuple[str, str], int] = {}
+        self._prompts: dict[tuple[str, ...], int] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def observe(self, group: tuple[str, str], chain: Sequence[int], now: float) -> PrefixClass:
+    def observe(self, group: tuple[str, ...], chain: Sequence[int], now: float) -> PrefixClass:
         """The class of a prompt as those before it tell; it then counts among them itself.
 
         Args:
-            group: pool and model; shares are of the prompts in one group.
+            group: pool, model and its revision; shares are of the prompts in one group.
             chain: hashes of its full blocks, in order.
             now: seconds, monotonic.
         """
