@@ -306,7 +306,7 @@ def test_memory_is_estimated_to_within_a_third() -> None:
     assert took > 1_000_000
     assert idx.memory_bytes() == pytest.approx(took, rel=1 / 3)
     idx.clear(W[0])
-    assert idx.memory_bytes() < took / 10
+    assert idx.memory_bytes() < took / 3  # tables keep their size
 
 
 def test_block_size_is_learned() -> None:
