@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from extproc.core.hashing import prompt_chain, token_array
 from extproc.core.prefix_classes import PrefixClass, PrefixClasses
 from extproc.core.types import Completion, LengthSource, Outcome
+from tests.core.test_editions import NAMESPACE, member, router_of
 from tests.core.test_router import make_router
 from tests.support.core import request
 
@@ -255,3 +256,13 @@ def test_lengths_are_learned_by_class():
     for number in range(20):
         last = decided(router, traffic.fresh(100), float(number), max_output=None)
     assert (last.output.source, last.output.expected) == (LengthSource.CLASS, 900.0)
+
+
+@pytest.mark.parametrize("revisions", [("v1", "v1"), ("v1", "v2"), ("v2", "v2")])
+def test_during_a_rolling_update_a_request_has_one_class(revisions):
+    router = router_of([member(number, revision) for number, revision in enumerate(revisions)])
+    found = [
+        decided(router, list(range(500)) + [900 + now] * 60, float(now), namespace=NAMESPACE).request
+        for now in range(3)
+    ]
+    assert [ask.prompt_class for ask in found] == [UNIQUE, DOCUMENT, DOCUMENT]
