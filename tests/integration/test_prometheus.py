@@ -189,7 +189,7 @@ async def test_everything_that_dashboard_and_alerts_ask_for_is_there(tmp_path):
         end = 60
         while not await complete():
             end -= 1
-            assert end, f"never there: {sorted(missing)}"
+            assert end, f"never there: {sorted(missing)}\n{stack.router_log()}"
             await traffic(100 + end)
 
 

@@ -23,7 +23,7 @@ import yaml
 from extproc.adapters.child_process import ChildProcess
 from tests.support.ports import free_port
 
-INTERVAL = "250ms"
+INTERVAL = "500ms"
 DEADLINE_S = 60.0
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "warmroute-alerts.yaml"
 
@@ -40,7 +40,7 @@ def require(program: str) -> str:
 
 
 class Prometheus:
-    """Scrapes `targets` (job to addresses) and evaluates `rules` every quarter of a second."""
+    """Scrapes `targets` (job to addresses) and evaluates `rules` twice a second."""
 
     def __init__(
         self, directory: Path, targets: Mapping[str, list[str]], rules: Mapping[str, Any] | None = None
