@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class AdminServer:
         except OSError as error:
             await runner.cleanup()
             raise AdminError(
-                f"admin: cannot listen on {listen}: {error.strerror}; set `admin.listen` to a free address, "
+                f"admin: cannot listen on {listen}: {os.strerror(error.errno or 0)}; set `admin.listen` to a free address, "
                 "or to nothing to do without"
             ) from error
         self._runner = runner
