@@ -44,8 +44,8 @@ from extproc.config import Config, Pool, book_of
 from extproc.core.candidates import PoolFacts
 from extproc.core.rollout import Mode
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
-from extproc.prompt.encoder import PromptEncoder
 from extproc.journal.header import Header
+from extproc.prompt.encoder import PromptEncoder
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
 from extproc.protocol.tenant_identity import namespaces
