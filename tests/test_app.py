@@ -316,3 +316,41 @@ async def test_what_a_service_decided_is_decided_again_from_its_journal(tmp_path
     assert found["requests"] == found["exact"] == 41
     prompt = b"Once upon a time"
     assert prompt not in (tmp_path / "journal").read_bytes()
+
+
+async def test_a_worker_whose_revision_changes_is_learned_anew_from_its_own_events(tmp_path):
+    path = tmp_path / "workers.yaml"
+
+    def say(revision):
+        entry = {"endpoint": engine.endpoint, "kv_events": engine.kv_events, "kv_replay": engine.kv_replay}
+        (tmp_path / "new").write_text(yaml.safe_dump([{**entry, "revision": revision}]))
+        (tmp_path / "new").replace(path)
+
+    async with SimEngine() as engine, aiohttp.ClientSession(engine.base_url) as client:
+        body = {"model": "tiny", "prompt": TEXT, "max_tokens": 1}
+        async with client.post("/v1/completions", json=body) as reply:
+            assert reply.status == 200
+        say("v1")
+        pool = {"model": {"path": str(tiny_model_path()), "revision": "v1"}, "discovery": {"file": str(path)}}
+        async with Running(settings(tmp_path, pool=pool)) as app:
+
+            async def seen_as():
+                route = await app.ask()
+                decision = app.router.ledger.get(route.lease_id).decision
+                app.service.completed(route.lease_id, Completion(Outcome.CANCELLED))
+                return decision.request.namespace.model_revision, decision.chosen.cached_tokens > 0
+
+            await until(lambda: app.says("complete")() or app.says("KV events of")())
+            await until_async(seen_as, ("v1", True))
+            say("v2")
+            await until(app.says("serves model revision 'v2'"))
+            # What it computed is found again, in the namespace of what it serves now.
+            await until_async(seen_as, ("v2", True))
+
+
+async def until_async(function, wanted):
+    for _ in range(500):
+        if await function() == wanted:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"never {wanted}: {await function()}")

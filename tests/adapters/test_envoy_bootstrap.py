@@ -314,6 +314,23 @@ VARIANTS = [
 ]
 
 
+VARIANTS += [
+    EnvoySettings(
+        workers=eb.StaticWorkers(("10.0.0.1:8000", "10.0.0.2:8000")),
+        pools=tuple(eb.PoolWorkers(f"pool {n}", eb.StaticWorkers((f"10.0.0.{n}:8000",))) for n in (1, 2)),
+        named_only=True,
+        fail_open=False,
+        forwarded_namespaces=("envoy.filters.http.jwt_authn",),
+        request_attributes=("connection.uri_san_peer_certificate",),
+        routed_prefixes=("/",),
+        envoy_version=version,
+        body_mode=mode,
+    )
+    for version in ((1, 36), (1, 40))
+    for mode in BodyMode
+]
+
+
 @pytest.mark.envoy
 def test_envoy_accepts_every_variant(tmp_path):
     binary = require_envoy()
@@ -332,3 +349,40 @@ def test_envoy_accepts_every_variant(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_requests_lead_to_the_cluster_of_their_pool_and_no_retry_out_of_it():
+    config = bootstrap(VARIANTS[-1])
+    names = [cluster["name"] for cluster in config["static_resources"]["clusters"]]
+    ours = [
+        "workers/pool 1#named",
+        "workers/pool 2#named",
+        "workers#named",
+        "workers/pool 1",
+        "workers/pool 2",
+    ]
+    assert names == [*ours, "workers", "warmroute"]
+    manager = http_manager(config)
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    routed = [route for route in routes if route["match"].get("prefix") == "/"]
+    assert [route["route"]["cluster"] for route in routed] == [*ours, "workers"]
+    wanted = {h["name"]: h["string_match"]["exact"] for h in routed[0]["match"]["headers"]}
+    assert wanted == {"x-warmroute-pool": "pool 1", "x-warmroute-workers": "named"}
+    assert "headers" not in routed[-1]["match"]
+    removed = str(manager["early_header_mutation_extensions"])
+    assert "x-warmroute-pool" in removed
+    assert "x-warmroute-workers" in removed
+    filters = {one["name"]: one["typed_config"] for one in manager["http_filters"]}
+    processor = filters["envoy.filters.http.ext_proc"]
+    assert not processor.get("failure_mode_allow")
+    assert "envoy.filters.http.jwt_authn" in processor["metadata_options"]["forwarding_namespaces"]["untyped"]
+    assert processor["request_attributes"] == ["connection.uri_san_peer_certificate"]
+    named = str(config["static_resources"]["clusters"][0]["load_balancing_policy"])
+    assert "load_balancing_policies.subset" in named
+
+
+def test_no_setting_may_let_clients_choose_a_pool():
+    with pytest.raises(eb.EnvoyConfigError, match="x-warmroute-pool"):
+        EnvoySettings(
+            workers=eb.StaticWorkers(("10.0.0.1:1",)), internal_headers=("x-gateway-destination-endpoint",)
+        )
