@@ -34,14 +34,23 @@ class HostedRouter:
         facts: the fleet.
         seed: of the router's own randomness.
         first_tokens: whether first tokens are seen while they happen.
+        costs: coefficients of the cost model; None: the defaults.
     """
 
-    def __init__(self, policy: str, facts: FleetFacts, seed: int, *, first_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        policy: str,
+        facts: FleetFacts,
+        seed: int,
+        *,
+        first_tokens: bool = False,
+        costs: CostSettings | None = None,
+    ) -> None:
         self.name = f"{policy}{_OBSERVING}" if first_tokens else policy
         self._first_tokens = first_tokens
         leases = count()
         size = facts.engine.block_size
-        costs = CostSettings()
+        costs = costs or CostSettings()
         self.router = Router(
             policy=POLICIES[policy](costs),
             rng=Random(seed),  # noqa: S311 - a simulation
@@ -76,6 +85,7 @@ class HostedRouter:
                 prompt_tokens=request.prompt_tokens,
                 max_output_tokens=request.max_output_tokens,
                 stream=True,
+                tenant=request.tenant,
                 chains={self._size: (request.prefix,)},
             ),
             now,
