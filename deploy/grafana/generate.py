@@ -218,6 +218,22 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
         Panel(
+            "Relative error of predicted time to first token",
+            "Of the last requests. Bias above 0: predicted too long.",
+            "percentunit",
+            {
+                "{{pool}} {{figure}}": (
+                    f"avg by (pool, figure) (warmroute_pool_ttft_prediction_error_ratio{{{POOL}}})"
+                )
+            },
+        ),
+        Panel(
+            "Divergence",
+            "Workers whose predictions keep failing, by the likely cause.",
+            "short",
+            {"{{worker}} {{cause}}": f"max by (worker, cause) (warmroute_worker_diverging{{{POOL}}})"},
+        ),
+        Panel(
             "Trust",
             "Share of a predicted hit that the price counts on.",
             "percentunit",
@@ -429,7 +445,7 @@ def _panel(graph: Panel, number: int, position: dict[str, int]) -> dict[str, Any
         "description": graph.meaning,
         "datasource": SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": {"unit": graph.unit, "min": 0, "custom": custom}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": graph.unit, "custom": custom}, "overrides": []},
         "options": {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
             "tooltip": {"mode": "multi", "sort": "desc"},

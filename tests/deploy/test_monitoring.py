@@ -104,7 +104,7 @@ HEALTHY = {
     series("ext_proc_errors_total", kind="routing"): "0x60",
     series("warm_requests_total", pool="default", prompt_class="", result="taken"): "0+500x60",
     series("warm_requests_total", pool="default", prompt_class="", result="denied"): "0+10x60",
-    **{f"warmroute_worker_diverging{{{worker}}}": "0x60" for worker in WORKERS},
+    **{f'warmroute_worker_diverging{{{worker},cause="none"}}': "0x60" for worker in WORKERS},
     **{f"warmroute_worker_ready{{{worker}}}": "1x60" for worker in WORKERS},
     **{f"warmroute_worker_metrics_age_seconds{{{worker}}}": "1x60" for worker in WORKERS},
     **{f"warmroute_worker_kv_events_complete{{{worker}}}": "1x60" for worker in WORKERS},
@@ -117,7 +117,7 @@ FAULTS = {
         {series("workers", pool="default", state="ready"): "0x60"},
         1,
     ),
-    "WarmroutePredictionsDiverge": ({f"warmroute_worker_diverging{{{ONE}}}": "1x60"}, 5),
+    "WarmroutePredictionsDiverge": ({f'warmroute_worker_diverging{{{ONE},cause="none"}}': "1x60"}, 5),
     "WarmrouteMetricsStale": ({f"warmroute_worker_metrics_age_seconds{{{ONE}}}": "20x60"}, 1),
     "WarmrouteKvEventsStale": ({f"warmroute_worker_kv_events_complete{{{ONE}}}": "0x60"}, 10),
     "WarmrouteWarmDenied": (

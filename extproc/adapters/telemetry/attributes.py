@@ -31,6 +31,7 @@ CANDIDATE: Mapping[str, str] = MappingProxyType(
         "worker": "who",
         "cached_tokens": "predicted prefix hit",
         "offloaded_tokens": "predicted to be loadable from a slower tier, beyond that",
+        "doubtful_tokens": "claimed beyond that, and to be verified before it is predicted",
         "uncovered_tokens": "prefill left to compute",
         "overlap": "share of the prompt predicted to be there, 0 to 1",
         "confidence": "share of the predicted hit that the price counts on, 0 to 1",
@@ -61,7 +62,7 @@ def decision_attributes(decision: Decision, path: str) -> Attributes:
         "warmroute.policy": decision.policy,
         "warmroute.reason": decision.reason.value,
         "warmroute.prompt_tokens": request.prompt_tokens,
-        "warmroute.candidates": len(decision.candidates),
+        "warmroute.candidates": decision.considered or len(decision.candidates),
         "warmroute.namespace": "/".join(
             (namespace.model_revision, namespace.tokenizer_revision, namespace.adapter or "")
         ),
@@ -74,6 +75,9 @@ def decision_attributes(decision: Decision, path: str) -> Attributes:
     ):
         if text:
             found[f"warmroute.{name}"] = text
+    if decision.output is not None:
+        found["warmroute.expected_output_tokens"] = decision.output.expected
+        found["warmroute.expected_output_source"] = decision.output.source.value
     for role, candidate in zip(("chosen", "next"), decision.candidates, strict=False):
         found |= {
             f"warmroute.{role}.{name}": value
@@ -156,6 +160,7 @@ def _candidate(candidate: Candidate, tokens: int) -> Iterator[tuple[str, Value |
         str(candidate.worker),
         candidate.cached_tokens,
         candidate.offloaded_tokens,
+        candidate.doubtful_tokens,
         candidate.uncovered_tokens,
         there / tokens if tokens else 0.0,
         candidate.confidence,

@@ -342,7 +342,13 @@ WORKER_TRUST = _gauge(
 WORKER_DIVERGING = _gauge(
     "warmroute_worker_diverging",
     ONE,
-    "1 while predictions keep failing; the log names the likely cause.",
+    "1 while predictions keep failing, with the likely cause; else 0, and the cause is `none`.",
+    (*WORKER, "cause"),
+)
+WORKER_DOUBTFUL = _gauge(
+    "warmroute_worker_kv_doubtful_blocks",
+    BLOCK,
+    "KV blocks that have to be verified before they are believed: events were lost.",
     WORKER,
 )
 WORKER_ROUTED = _counter("warmroute_worker_requests", REQUEST, "Requests sent there.", WORKER)
@@ -361,6 +367,13 @@ POOL_PREFILL = _gauge(
 )
 POOL_REUSE = _gauge(
     "warmroute_pool_reuse_ratio", ONE, "Share of prompt tokens found cached lately.", ("pool",)
+)
+POOL_TTFT_ERROR = _gauge(
+    "warmroute_pool_ttft_prediction_error_ratio",
+    ONE,
+    "Errors of predicted times to first token lately, as shares of the actual time: their median (bias; "
+    "above 0: predicted too long), and the median and 90th percentile of their size.",
+    ("pool", "figure"),
 )
 POOL_LEARNED = _gauge(
     "warmroute_pool_ttft_learned",
@@ -385,8 +398,8 @@ STATE_METRICS: Sequence[Metric] = (
     WORKER_QUEUE_SECONDS, WORKER_ENGINE, WORKER_FOREIGN, WORKER_KV_USAGE, WORKER_SCRAPE_AGE,
     WORKER_SCRAPE_FAILURES, WORKER_BLOCKS, WORKER_ORPHANS, WORKER_UNKNOWN_REMOVES, WORKER_COMPLETE,
     WORKER_SUSPENDED, WORKER_EVENT_AGE, WORKER_EVENT_LAG, WORKER_MESSAGES, WORKER_GAPS, WORKER_REPLAYS,
-    WORKER_RESETS, WORKER_TRUST, WORKER_DIVERGING,
-    POOL_OVERHEAD, POOL_PREFILL, POOL_REUSE, POOL_LEARNED,
+    WORKER_RESETS, WORKER_TRUST, WORKER_DIVERGING, WORKER_DOUBTFUL,
+    POOL_OVERHEAD, POOL_PREFILL, POOL_REUSE, POOL_LEARNED, POOL_TTFT_ERROR,
 )  # fmt: skip
 """Read when somebody asks."""
 

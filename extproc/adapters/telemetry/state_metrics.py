@@ -186,6 +186,8 @@ def _pool(pool: PoolSnapshot, state: RouterSnapshot, put: _Put) -> None:
     put(catalogue.POOL_PREFILL, pool.ttft.per_token_ms / _MS, pool.name)
     put(catalogue.POOL_REUSE, pool.reuse, pool.name)
     put(catalogue.POOL_LEARNED, pool.ttft_learned, pool.name)
+    for figure in ("bias", "median", "p90"):
+        put(catalogue.POOL_TTFT_ERROR, getattr(pool.ttft_errors, figure), pool.name, figure)
 
 
 def _load(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
@@ -205,7 +207,8 @@ def _signals(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None
     put(catalogue.WORKER_SCRAPE_AGE, worker.joined_s if age is None else age, *labels)
     put(catalogue.WORKER_SCRAPE_FAILURES, worker.scrape_failures, *labels)
     put(catalogue.WORKER_TRUST, worker.confidence, *labels)
-    put(catalogue.WORKER_DIVERGING, worker.complaint is not None, *labels)
+    cause = "none" if worker.cause is None else worker.cause.value
+    put(catalogue.WORKER_DIVERGING, worker.cause is not None, *labels, cause)
     put(catalogue.WORKER_BLOCKS, worker.blocks, *labels, "events")
     put(catalogue.WORKER_BLOCKS, worker.assumed_blocks, *labels, "assumed")
     metrics = worker.metrics
@@ -219,6 +222,7 @@ def _events(worker: WorkerSnapshot, stream: KvStream, labels: tuple[str, str], p
     put(catalogue.WORKER_COMPLETE, worker.kv_trusted, *labels)
     put(catalogue.WORKER_SUSPENDED, worker.kv_suspended, *labels)
     put(catalogue.WORKER_EVENT_AGE, worker.event_age_s, *labels)
+    put(catalogue.WORKER_DOUBTFUL, worker.doubtful_blocks, *labels)
     put(catalogue.WORKER_ORPHANS, worker.faults.orphans, *labels)
     put(catalogue.WORKER_UNKNOWN_REMOVES, worker.faults.unknown_removes, *labels)
     put(catalogue.WORKER_MESSAGES, stream.messages, *labels)

@@ -26,6 +26,11 @@ def test_a_decision_says_why_for_whom_and_at_what_load():
     found = decision_attributes(decision(reason=Reason.COLD_BUSY), CHAT)
     assert found["warmroute.reason"] == "cold-busy"
     assert found["warmroute.policy"] == "token-load"
+    assert found["warmroute.candidates"] == 2
+    assert (found["warmroute.expected_output_tokens"], found["warmroute.expected_output_source"]) == (
+        99.0,
+        "hint",
+    )
     assert found["warmroute.namespace"] == "model/tokenizer/"
     assert found["warmroute.prompt_class"] == "document"
     assert found["warmroute.tenant"] == "acme"

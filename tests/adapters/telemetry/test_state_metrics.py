@@ -11,6 +11,7 @@ from extproc.adapters.telemetry.state_metrics import StateCollector, StateSource
 from extproc.core.candidates import PoolFacts
 from extproc.core.policies.token_load import TokenLoad
 from extproc.core.router import Router
+from extproc.core.types import Completion, Outcome
 from tests.adapters.telemetry.values import Clock
 from tests.support.core import COSTS, NAMESPACE, members, metrics, request, stored, worker
 
@@ -105,7 +106,30 @@ def test_signals_of_kv_events_are_there_for_workers_that_are_followed(watched):
     assert watched.value("index_blocks") == 4
     assert watched.value("index_memory_bytes") > 0
     assert watched.value("worker_trust_ratio", 0) == 1.0
-    assert watched.value("worker_diverging", 0) == 0
+    assert watched.value("worker_diverging", 0, cause="none") == 0
+    assert watched.value("worker_kv_doubtful_blocks", 0) == 0
+
+
+def test_a_worker_that_diverges_says_why(watched):
+    watched.router.on_metrics(worker(0).endpoint, {0: metrics()}, 100.0)
+    for number in range(12):
+        tokens = range(number * 1000, number * 1000 + 320)
+        made = watched.router.schedule(
+            request(tokens, stream=True, subset=frozenset({worker(0).endpoint})), 101.0
+        )
+        completion = Completion(
+            Outcome.FINISHED, worker(0).endpoint, 200, 1, cached_tokens=304, upstream_first_body_ms=645.0
+        )
+        watched.router.release(made.lease_id, completion, 102.0)
+    causes = {
+        sample.labels["cause"]: sample.value
+        for family in watched.registry.collect()
+        for sample in family.samples
+        if sample.name == "warmroute_worker_diverging" and sample.labels["worker"] == str(worker(0))
+    }
+    assert causes == {"events-missing": 1.0}
+    ratio = watched.value("pool_ttft_prediction_error_ratio", pool="default", figure="bias")
+    assert ratio == pytest.approx((320 + 10) / 645 - 1, abs=0.6)
 
 
 def test_counters_of_the_servers(watched):
@@ -132,5 +156,8 @@ def test_workers_that_left_leave_no_series(watched):
 def test_every_metric_of_the_state_has_a_series(watched):
     watched.router.on_metrics(worker(0).endpoint, {0: metrics(kv_usage=0.1)}, 100.0)
     watched.router.on_kv_events(worker(0), [stored(range(64))], 100.0)
+    made = watched.router.schedule(request(range(100), stream=True), 100.0)
+    done = Completion(Outcome.FINISHED, made.chosen.worker.endpoint, 200, 1, upstream_first_body_ms=50.0)
+    watched.router.release(made.lease_id, done, 101.0)
     found = {sample.name for family in watched.registry.collect() for sample in family.samples}
     assert [metric.name for metric in STATE_METRICS if not found & set(metric.series)] == []

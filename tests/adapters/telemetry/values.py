@@ -5,7 +5,16 @@ from dataclasses import replace
 from extproc.adapters.routing import HttpRequest
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.outcomes import Released
-from extproc.core.types import Completion, CostBreakdown, Decision, Outcome, Reason, ShadowChoice
+from extproc.core.types import (
+    Completion,
+    CostBreakdown,
+    Decision,
+    LengthEstimate,
+    LengthSource,
+    Outcome,
+    Reason,
+    ShadowChoice,
+)
 from tests.support.core import candidate, request
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -57,7 +66,17 @@ def decision(
         )
     defaults = {"prompt_tokens": tokens, "stream": True, "prompt_class": "document", "tenant": "acme"}
     routed = request(range(fields.pop("ids", tokens)), **{**defaults, **fields})
-    return Decision(lease_id, routed, (chosen, other), reason, "token-load", 0.0, shadow=shadow, considered=2)
+    return Decision(
+        lease_id,
+        routed,
+        (chosen, other),
+        reason,
+        "token-load",
+        0.0,
+        shadow=shadow,
+        considered=2,
+        output=LengthEstimate(99.0, 200.0, LengthSource.HINT),
+    )
 
 
 def released(made=None, **completion):
