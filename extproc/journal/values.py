@@ -12,14 +12,13 @@ import inspect
 import typing
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, fields
 from types import GenericAlias
 from typing import Any
 
 import msgspec
 import xxhash
 
-from extproc.core import types
 from extproc.core.types import (
     AllBlocksCleared,
     BlockRemoved,
@@ -200,11 +199,18 @@ def unpack_event_hashes(packed: Iterable[Any], symbols: SymbolReader) -> EventHa
     ]
 
 
+_EVENT_FIELDS = tuple(
+    f.name
+    for f in fields(BlockStored)
+    if f.name not in ("block_hashes", "parent", "token_ids", "extra_keys", "tier")
+)
+
+
 def _pack_event(event: KvEvent, symbols: SymbolWriter) -> dict[str, Any]:
     match event:
         case BlockStored():
-            rest = replace(event, block_hashes=(), parent=None, token_ids=(), extra_keys=None)
-            packed = {k: plain(v) for k, v in asdict(rest).items() if v not in ((), None)}
+            packed = {name: value for name in _EVENT_FIELDS if (value := getattr(event, name)) is not None}
+            packed["tier"] = int(event.tier)
             packed["stored"] = symbols.pack(event.block_hashes)
             packed["parent"] = None if event.parent is None else symbols.pack((event.parent,))
             packed["tokens"] = len(event.token_ids)
@@ -223,15 +229,12 @@ def _unpack_event(packed: Mapping[str, Any], symbols: SymbolReader) -> KvEvent:
     if "stored" in packed:
         handles = symbols.unpack(packed["stored"])
         parent: Packed | None = packed["parent"]
-        known = {"tier": Tier(packed["tier"])} | {
-            name: value
-            for name, value in packed.items()
-            if name in types.BlockStored.__slots__ and name not in ("tier", "parent")
-        }
+        known = {name: packed[name] for name in _EVENT_FIELDS if name in packed}
         return BlockStored(
             block_hashes=handles,
             parent=None if parent is None else symbols.unpack(parent)[0],
             token_ids=range(packed["tokens"]),
+            tier=Tier(packed["tier"]),
             **known,
         )
     if "removed" in packed:

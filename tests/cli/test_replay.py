@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -101,6 +104,18 @@ def test_a_drift_is_exit_1_and_named(journal, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "100 %" not in out
     assert "written by Warmroute 0.9" in out
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_another_process_with_another_order_of_sets_reproduces_it_too(journal, hash_seed):
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", "replay", str(journal), "--json"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["exact"]) == (0, found["requests"])
 
 
 def test_an_empty_journal_has_nothing_to_compare(tmp_path, capsys):

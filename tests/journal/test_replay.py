@@ -49,12 +49,12 @@ def test_another_policy_is_asked_on_the_same_ground(traffic):
     assert [step.decision for step in steps] == [step.decision for step in plain]
     changed = 0
     for step in steps:
-        if step.decision is None:
+        if step.decision is None or step.decision.request.tenant:  # tenants have bounds of their own
             continue
         least = min((c.queued_prefill_tokens, c.active) for c in step.decision.candidates)
         assert (step.instead.queued_prefill_tokens, step.instead.active) == least
         changed += step.instead.worker != step.decision.chosen.worker
-    assert changed > 100
+    assert changed > 40
 
 
 def test_the_same_settings_change_nothing(traffic):

@@ -1,3 +1,4 @@
+import dataclasses
 from array import array
 
 import msgspec
@@ -19,6 +20,7 @@ from extproc.core.types import (
     Tier,
     WorkerId,
 )
+from extproc.journal import values
 from extproc.journal.symbols import SymbolReader, SymbolWriter
 from extproc.journal.tap import INPUTS
 from extproc.journal.values import (
@@ -57,6 +59,16 @@ def test_arguments_survive_by_their_methods_types(where, value):
     method, name = where
     hint = parameters(getattr(Router, method))[name]
     assert restored(through(plain(value)), hint) == value
+
+
+def test_every_field_of_a_request_has_a_form():
+    """A field that is added must be one that can be written, or get a form of its own."""
+    for field in dataclasses.fields(RoutingRequest):
+        hint = values._REQUEST_FIELDS.get(field.name)
+        if hint is None:
+            assert field.name in values._OMITTED
+        else:
+            msgspec.json.schema_components([hint])  # refuses types it cannot read
 
 
 def test_every_parameter_of_every_input_has_a_form():

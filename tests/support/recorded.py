@@ -5,10 +5,21 @@ from random import Random
 from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
+from extproc.core.hashing import token_array
 from extproc.core.namespace import Namespace
 from extproc.core.policies import POLICIES
+from extproc.core.rollout import Mode
 from extproc.core.router import RouterSettings
-from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, Completion, Outcome, Tier
+from extproc.core.tenancy import TenantBook, TenantPolicy
+from extproc.core.types import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Completion,
+    Outcome,
+    Rendition,
+    Tier,
+)
 from extproc.journal.header import Header
 from extproc.journal.tap import Recorder
 from tests.support.core import BLOCK, NAMESPACE, members, metrics, request, worker
@@ -25,6 +36,13 @@ HEADER = Header(
     settings=RouterSettings(lease_expiry_s=20.0),
     others=tuple(POLICIES),
     shadow=("least-load", "session-affinity"),
+    tenants=TenantBook(
+        {
+            "gold": TenantPolicy(weight=3.0),
+            "silver": TenantPolicy(weight=1.0, cold_quota=0.5, workers=frozenset({"10.0.0.1", "10.0.0.2"})),
+        },
+        TenantPolicy(),
+    ),
 )
 WORKERS = 4
 
@@ -85,9 +103,16 @@ class Traffic:
             session_key=rng.choice((None, "anna", "bert")),
             max_output=rng.choice((None, 8, 400)),
             stream=rng.random() < 0.8,
+            tenant=rng.choice(("", "gold", "silver")),
+            mode=rng.choice((Mode.ENFORCE,) * 8 + (Mode.OBSERVE, Mode.SHADOW)),
+            expected_output_tokens=rng.choice((None, None, 50)),
+            sequences=rng.choice((1, 1, 1, 2)),
         )
         if rng.random() < 0.05:
             ask.prompts, ask.load_only = (), "too-long"
+        if rng.random() < 0.1:
+            later = token_array(number for token in tokens for number in (token, 7))
+            ask.renditions = {"model-2": Rendition("other-tokenizer", (later,))}
         if rng.random() < 0.05:
             ask.subset = frozenset({worker(1).endpoint, worker(2).endpoint})
         try:
