@@ -204,6 +204,43 @@ async def asked(stack, body):
     return await stack.decision(reply.request_id), reply.usage["prompt_tokens"], cached
 
 
+def as_other_kinds(body):
+    """The same as requests of the other kinds, by path."""
+    (tool,), (system, user) = body["tools"], body["messages"]
+    function = tool["function"]
+    named = {key: function[key] for key in function if key != "parameters"}
+    return {
+        "/v1/completions": {"prompt": user["content"] + "\nAnswer: ", "max_tokens": 4},
+        "/v1/responses": {
+            "instructions": system["content"],
+            "input": user["content"],
+            "tools": [{"type": "function", **function}],
+            "tool_choice": "none",
+            "max_output_tokens": 4,
+        },
+        "/v1/messages": {
+            "system": system["content"],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": user["content"]}]}],
+            "tools": [{**named, "input_schema": function["parameters"]}],
+            "tool_choice": {"type": "none"},
+            "max_tokens": 4,
+        },
+    }
+
+
+async def twins_of_other_kinds_hit(stack, one, other):
+    """Each kind of request: the second of two twins is predicted, and found by the engine, to be warm."""
+    first, second = as_other_kinds(one), as_other_kinds(other)
+    for path in first:
+        for body in (first[path], second[path]):
+            reply = await stack.post(path, {"model": "tiny", "temperature": 0, **body})
+            assert reply.status == 200, (path, reply.body)
+            decision = await stack.decision(reply.request_id)
+            assert decision["normalization"]["outcome"] == "applied"
+            assert decision["predicted_cached_tokens"] == decision["actual_cached_tokens"], path
+        assert decision["actual_cached_tokens"] > 0.9 * decision["prompt_tokens"], path
+
+
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("body_mode", MODES)
@@ -229,6 +266,8 @@ async def test_a_twin_hits_the_cache_of_its_twin_on_real_vllm(vllm_pool, tmp_pat
             changes = decision["normalization"]["changes"]
             assert decision["normalization"]["outcome"] == ("applied" if mode == "apply" else mode)
             assert {"key-order", "fragment-order", "volatile-lines"} <= set(changes)
+            if mode == "apply":
+                await twins_of_other_kinds_hit(stack, one, other)
     # The tools come before the document in this model's prompts: their keys are the first difference.
     assert hits["dry-run"] < 0.1
     assert hits["apply"] > 0.9
