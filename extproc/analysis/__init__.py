@@ -1,0 +1,1 @@
+"""What logs say about prefixes: what repeats, what breaks it, what routing would save. No I/O."""
