@@ -5,10 +5,11 @@ from extproc import config as configuration
 from extproc.adapters.admission import RefusedError
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
 from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
-from extproc.assembly import admission_of, kv_sources, load_encoder, load_revisions, sources_of
+from extproc.assembly import admission_of, kv_sources, load_encoder, load_normalizer, load_revisions, sources_of
 from extproc.config import ConfigError
 from extproc.core.types import Member, WorkerId
 from extproc.prompt.tiny import tiny_model_path
+from extproc.protocol.openai import parse_request
 from tests.support.requests import http
 
 
@@ -21,6 +22,44 @@ def test_a_model_folder_that_is_none_is_an_error_that_says_what_it_must_hold():
     assert load_encoder(pool_of()) is None
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_encoder(pool_of(model={"path": "/no/such/model"}))
+
+
+@pytest.mark.parametrize(
+    ("pool", "unknown", "found"),
+    [
+        ("disabled", None, {"own": "applied", "as-pool": None, "other": None}),
+        ("dry-run", None, {"own": "applied", "as-pool": "dry-run", "other": "dry-run"}),
+        ("apply", "disabled", {"own": "applied", "as-pool": "applied", "other": None, "": None}),
+    ],
+)
+async def test_tenants_may_have_normalization_their_own_way(pool, unknown, found):
+    tenants = {
+        "identity": [{"header": "x-tenant"}],
+        "policies": {"own": {"normalization": "apply"}, "as-pool": {}},
+        "unknown": {} if unknown is None else {"normalization": unknown},
+    }
+    config = configuration.parse(
+        yaml.safe_dump(
+            {
+                "pools": [{"discovery": {"static": ["10.0.0.1:8000"]}, "normalization": {"mode": pool}}],
+                "tenants": tenants,
+            }
+        )
+    )
+    normalizer = load_normalizer(config, config.pools[0])
+    body = b'{"prompt": "a \\n"}'
+    request = parse_request("POST", "/v1/completions", {}, body)
+    for tenant, outcome in found.items():
+        result = await normalizer.normalize(
+            request, body=body, path="/v1/completions", headers={}, tenant=tenant
+        )
+        assert (None if result.report is None else result.report.outcome) == outcome
+    normalizer.close()
+
+
+def test_nothing_normalizes_where_nobody_wants_it():
+    config = configuration.parse('pools: [{discovery: {static: ["10.0.0.1:8000"]}}]')
+    assert load_normalizer(config, config.pools[0]) is None
 
 
 async def test_every_source_of_workers_is_used(tmp_path):
