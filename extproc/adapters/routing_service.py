@@ -4,7 +4,7 @@ Whatever cannot be understood is routed by load. Refused are only a body that no
 with nothing ready, and what `admission` refuses: tenants where they may not go, and unknown models.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from extproc.adapters.admission import Admission, Body, Destination, RefusedError, Visitor
@@ -346,8 +346,8 @@ class WarmRoutingService:
         members = set(self._endpoints())
         return tuple(part for name in override.split(",") if (part := name.strip()) in members)
 
-    def _members(self, pool: str) -> list[WorkerId]:
-        return [state.id for state in self._router.table.all() if state.member.pool == pool]
+    def _members(self, pool: str) -> Iterator[WorkerId]:
+        return (state.id for state in self._router.table.all() if state.member.pool == pool)
 
     def _endpoints(self) -> list[str]:
         return [state.id.endpoint for state in self._router.table.all()]

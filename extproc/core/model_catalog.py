@@ -11,6 +11,7 @@ the first it may use.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from extproc.core.errors import WarmrouteError
 
@@ -42,11 +43,21 @@ class Resolution:
     alias: str | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Served:
     pool: str
     base: frozenset[str]
     adapters: frozenset[str]
+
+
+class _Names(NamedTuple):
+    """What the servers of one pool told, together."""
+
+    base: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+
+
+_NOTHING = _Names()
 
 
 @dataclass(slots=True)
@@ -62,16 +73,23 @@ class ModelCatalog:
     configured: Mapping[str, Sequence[str]]
     aliases: Mapping[str, str] = field(default_factory=dict)
     refuse_unknown: bool = False
-    _served: dict[str, _Served] = field(default_factory=dict)
+    _served: dict[str, _Served] = field(default_factory=dict)  # by endpoint
+    _told: dict[str, _Names] = field(default_factory=dict)  # by pool; no entry: nobody has told yet
 
     def on_models(self, endpoint: str, pool: str, base: Iterable[str], adapters: Iterable[str]) -> None:
         """A worker's server told everything it serves now."""
-        self._served[endpoint] = _Served(pool, frozenset(base), frozenset(adapters))
+        served = _Served(pool, frozenset(base), frozenset(adapters))
+        if self._served.get(endpoint) != served:
+            self._served[endpoint] = served
+            self._tell()
 
     def keep(self, is_member: Callable[[str], bool]) -> None:
         """Forget endpoints that left."""
-        for endpoint in [endpoint for endpoint in self._served if not is_member(endpoint)]:
+        left = [endpoint for endpoint in self._served if not is_member(endpoint)]
+        for endpoint in left:
             del self._served[endpoint]
+        if left:
+            self._tell()
 
     def resolve(self, model: str | None) -> Resolution:
         """What a request's model means; None: it names none.
@@ -110,22 +128,24 @@ class ModelCatalog:
 
     def names(self, pool: str) -> tuple[str, ...]:
         """Every name a pool is known to serve, base models first, sorted."""
-        served = [one for one in self._served.values() if one.pool == pool]
-        base = set(self.configured.get(pool, ())).union(*(one.base for one in served))
-        adapters = set[str]().union(*(one.adapters for one in served))
-        return (*sorted(base), *sorted(adapters - base))
+        told = self._told.get(pool, _NOTHING)
+        base = {*self.configured.get(pool, ()), *told.base}
+        return (*sorted(base), *sorted(told.adapters - base))
 
     def _serves_base(self, pool: str, model: str) -> bool:
-        return model in self.configured.get(pool, ()) or any(
-            one.pool == pool and model in one.base for one in self._served.values()
-        )
+        return model in self.configured.get(pool, ()) or model in self._told.get(pool, _NOTHING).base
 
     def _serves_adapter(self, pool: str, model: str) -> bool:
-        return any(one.pool == pool and model in one.adapters for one in self._served.values())
+        return model in self._told.get(pool, _NOTHING).adapters
 
     def _complete(self) -> bool:
-        told = {one.pool for one in self._served.values()}
-        return all(pool in told for pool in self.configured)
+        return all(pool in self._told for pool in self.configured)
+
+    def _tell(self) -> None:
+        self._told = {}
+        for one in self._served.values():
+            before = self._told.get(one.pool, _NOTHING)
+            self._told[one.pool] = _Names(before.base | one.base, before.adapters | one.adapters)
 
 
 def resolve_aliases(aliases: Mapping[str, str]) -> dict[str, str]:

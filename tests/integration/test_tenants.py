@@ -11,6 +11,7 @@ import random
 import pytest
 from aiohttp import web
 
+from extproc.cli import main
 from tests.support.envoy import http_manager
 from tests.support.full_stack import FullStack
 from tests.support.http import Upstream
@@ -463,7 +464,7 @@ async def test_models_lead_to_their_pools_and_unknown_ones_to_a_404(tmp_path, mo
 # --- rollout -------------------------------------------------------------------------------------------
 
 
-async def test_observed_requests_are_balanced_by_envoy_and_logged(tmp_path):
+async def test_observed_requests_are_balanced_by_envoy_and_logged(tmp_path, capsys):
     async with Upstream() as one, Upstream() as two:
         given = {
             "pools": [pool("default", one, two)],
@@ -497,3 +498,11 @@ async def test_observed_requests_are_balanced_by_envoy_and_logged(tmp_path):
                 assert told is (mode != "observe")
                 assert entry["policy"] == ("least-load" if mode == "shadow" else "token-load")
                 assert ("token-load" in entry["shadow"]) is (mode == "shadow")
+        capsys.readouterr()
+        assert main(["report", "--json", str(stack.decisions)]) == 0
+        modes = json.loads(capsys.readouterr().out)["modes"]
+        assert {mode: found["all"]["requests"] for mode, found in modes.items()} == {
+            "observe": 1,
+            "shadow": 1,
+            "enforce": 1,
+        }
