@@ -5,7 +5,14 @@ from extproc import config as configuration
 from extproc.adapters.admission import RefusedError
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
 from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
-from extproc.assembly import admission_of, kv_sources, load_encoder, load_normalizer, load_revisions, sources_of
+from extproc.assembly import (
+    admission_of,
+    kv_sources,
+    load_encoder,
+    load_normalizer,
+    load_revisions,
+    sources_of,
+)
 from extproc.config import ConfigError
 from extproc.core.types import Member, WorkerId
 from extproc.prompt.tiny import tiny_model_path
