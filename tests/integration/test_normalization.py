@@ -8,6 +8,7 @@ import random
 import pytest
 from aiohttp import web
 
+from extproc.core.salting import Salter
 from extproc.demo.workload import prose
 from extproc.prompt.normalize import NormalizationRules, normalize
 from extproc.prompt.normalize_text import TextRules
@@ -161,6 +162,30 @@ async def test_a_dry_run_says_what_it_would_change_and_changes_nothing(tmp_path)
             "outcome": "dry-run",
             "changes": {"line-ends": 1, "trailing-spaces": 1},
         }
+
+
+async def test_a_tenant_has_it_its_own_way_and_its_salt_and_the_alias_come_on_top(tmp_path, monkeypatch):
+    monkeypatch.setenv("WARMROUTE_TEST_SALT_KEY", "k" * 64)
+    async with Upstream(respond=answer) as upstream:
+        stack = stack_of(tmp_path, upstream, "BUFFERED", "disabled")
+        stack.settings |= {
+            "aliases": {"short": "tiny"},
+            "tenants": {
+                "identity": [{"header": "x-tenant"}],
+                "policies": {"a": {"normalization": "apply", "isolation": "salted"}, "b": {}},
+                "salt_key": {"env": "WARMROUTE_TEST_SALT_KEY"},
+            },
+        }
+        body = json.dumps({"model": "short", "prompt": "a \r\nb"}).encode()
+        salt = Salter(b"k" * 64).salt("a", None)
+        async with stack:
+            await stack.post("/v1/completions", body, {"x-tenant": "a"})
+            expected = {"model": "tiny", "prompt": "a\nb", "cache_salt": salt}
+            assert arrived(
+                upstream, json.dumps(expected).encode().replace(b', "cache_salt": ', b',"cache_salt":')
+            )
+            await stack.post("/v1/completions", body, {"x-tenant": "b"})
+            assert arrived(upstream, body.replace(b"short", b"tiny"))
 
 
 # --- tokens ----------------------------------------------------------------------------------------------
