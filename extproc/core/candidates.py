@@ -252,6 +252,7 @@ class CandidateBuilder:
                 ),
                 beside=self.ledger.steps_beside(state.id, output.expected, now)
                 + foreign.running * output.expected,
+                context_beside=self.ledger.context_beside(state.id, output.expected, now),
                 prefilling=load.prefilling,
             ),
         )

@@ -6,7 +6,7 @@
               + loading the adapter, where it is not on the GPU             [see `extproc.core.adapter_slots`]
     prefill = per_token * uncovered + per_mpair * attention pairs           [see `extproc.core.ttft_model`]
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
-    decode  = per_sequence * beside + output * per_1k_context * context / 1000         [they slow us]
+    decode  = per_sequence * beside + per_1k_context * context beside / 1000           [they slow us]
               + beside * (per_sequence + per_1k_context * prompt / 1000)               [we slow them]
               + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
@@ -16,8 +16,9 @@ evicted is how many tokens of other prefixes must leave the cache for this reque
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
 n is the number of sequences running there, d of them past the queue; beside, the decode steps we share with
 each of them, summed: for ours the shorter of what we and they are expected to generate yet (see
-`extproc.core.decode_clock`), for others' all of our output. Sizes are tokens. Source of the shape: prefill is
-compute bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
+`extproc.core.decode_clock`), for others' all of our output; context beside, the context that ours hold in
+those steps, with what they will have generated. Sizes are tokens. Source of the shape: prefill is compute
+bound and linear until attention dominates; a decode step reads the weights once, plus each sequence's
 context, so its time grows with the batch and with the context read (the usual roofline argument).
 """
 
@@ -126,6 +127,7 @@ class WorkerFacts:
     adapter_ms: float = 0.0  # until the request's adapter is on the GPU
     prefilling: int = 0  # of `sequences`, those that are in the queue, and so in no step yet
     beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
+    context_beside: float | None = None  # context in those steps, summed; None: as now, in all
 
     @property
     def decoding(self) -> int:
@@ -162,9 +164,14 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     step = worker.step
     per_token = step.per_1k_context_ms / 1000.0
     beside = output * worker.sequences if worker.beside is None else worker.beside * request.sequences
+    context = (
+        output * worker.context_tokens
+        if worker.context_beside is None
+        else worker.context_beside * request.sequences
+    )
     decode_ms = (
         step.per_sequence_ms * beside
-        + output * per_token * worker.context_tokens
+        + per_token * context
         + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
         + settings.interference * (worker.sequences + 1) * prefill_ms
     )

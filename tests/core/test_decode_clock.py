@@ -105,6 +105,22 @@ def test_steps_shared_are_the_shorter_of_both_lengths():
     assert clock.beside(200, 9.0) == pytest.approx(100, abs=200 / 8)
 
 
+def test_context_beside_is_that_of_who_is_still_there_with_what_they_have_generated():
+    clock = clock_at()
+    assert clock.context_beside(100, 0.0) == 0.0
+    long = Run.of(1, LengthEstimate(1000.0, 1000.0, LengthSource.MODEL), None, 500)
+    started(clock, long)
+    # 500 tokens of prompt and 0 to 200 generated, over 200 steps.
+    assert clock.context_beside(200, 0.0) == pytest.approx(200 * (500 + 100))
+    assert clock.context_beside(200, 2.0) == pytest.approx(200 * (500 + 200 + 100))
+    short = Run.of(2, LengthEstimate(50.0, 50.0, LengthSource.MODEL), None, 4000)
+    started(clock, short, 2.0)
+    gone = clock.context_beside(200, 2.0) - 200 * 800
+    assert gone == pytest.approx(2 * 50 * (2000 + 25), rel=0.05)  # two of 2,000, for a quarter of the steps
+    clock.stop(short, 2.0)
+    assert clock.context_beside(200, 2.0) == pytest.approx(200 * 800)
+
+
 def test_who_outlives_the_expectation_is_one_of_the_long_ones():
     clock = clock_at(10.0)
     started(clock, run(100, high=400))
@@ -156,8 +172,9 @@ def test_one_more_sequence_never_means_less_load(others, extra, length, now):
         clock.announce(one, 0.0, 0.0)
         if decodes:
             clock.start(one, 0.0)
-    before = clock.tokens(now), clock.beside(length, now)
+    before = clock.tokens(now), clock.beside(length, now), clock.context_beside(length, now)
     clock.announce(run(extra), now, 0.0)
+    assert clock.context_beside(length, now) >= before[2] * (1 - 1e-9)
     assert clock.tokens(now) >= before[0]
     assert clock.beside(length, now) >= before[1]
     most = length * (1 + sum(sequences for _, sequences, _ in others))

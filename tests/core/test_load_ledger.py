@@ -138,6 +138,9 @@ def test_what_is_about_to_end_shares_fewer_steps_than_what_goes_on():
     assert ledger.steps_beside(worker(0), 1000.0, 0.0) < ledger.steps_beside(worker(1), 1000.0, 0.0)
     assert ledger.steps_beside(worker(1), 1000.0, 0.0) == pytest.approx(1000.0)
     assert ledger.steps_beside(worker(2), 1000.0, 0.0) == 0.0
+    contexts = [ledger.context_beside(worker(n), 1000.0, 0.0) for n in range(3)]
+    assert contexts[0] < contexts[1] == pytest.approx(1000.0 * (100 + 500))
+    assert contexts[2] == 0.0
 
 
 def test_a_retry_elsewhere_takes_its_load_along():
