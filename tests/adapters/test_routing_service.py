@@ -2,21 +2,28 @@ import asyncio
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
+from extproc.adapters.admission import Admission
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.routing_service import DP_RANK_HEADER, PoolContext, WarmRoutingService
 from extproc.core.candidates import PoolFacts
+from extproc.core.model_catalog import ModelCatalog
 from extproc.core.policies import POLICIES
+from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
+from extproc.core.salting import Salter
+from extproc.core.tenancy import Isolation, TenantBook, TenantPolicy
 from extproc.core.types import Completion, Member, Outcome
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from extproc.protocol.rejections import Reject
+from extproc.protocol.tenant_identity import FromHeader
 from tests.support.core import COSTS, worker
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
@@ -26,7 +33,16 @@ class Service:
     """The service around a real router and a real tokenizer, on a clock of the test's."""
 
     def __init__(
-        self, tmp_path, encoder, members=3, *, dp_size=1, pools=("default",), names=(), tokenizer=True
+        self,
+        tmp_path,
+        encoder,
+        members=3,
+        *,
+        dp_size=1,
+        pools=("default",),
+        names=(),
+        tokenizer=True,
+        **settings,
     ):
         self.now = 100.0
         self.file = tmp_path / "decisions.jsonl"
@@ -46,7 +62,7 @@ class Service:
         }
         self.decisions = DecisionLog(str(self.file), print)
         self.service = WarmRoutingService(
-            self.router, contexts, self.decisions, lambda: self.now, fallback_count=2
+            self.router, contexts, self.decisions, lambda: self.now, fallback_count=2, **settings
         )
         self.members = [
             Member(worker(n).endpoint, pool=pools[n % len(pools)], dp_size=dp_size) for n in range(members)
@@ -372,3 +388,95 @@ async def test_pitfall_53_a_thousand_requests_at_once_while_workers_come_and_go(
     assert len(service.log()) == outcomes.count("routed")
     service.join([])
     assert service.router.index.stats().blocks == 0
+
+
+# --- tenants, modes ------------------------------------------------------------------------------------
+
+POOLS = ("default", "second")
+BOOK = TenantBook(
+    {
+        "one": TenantPolicy(pools=frozenset({"default"})),
+        "pinned": TenantPolicy(workers=frozenset({worker(0).endpoint})),
+        "apart": TenantPolicy(isolation=Isolation.SALTED),
+    }
+)
+SALTER = Salter(b"k" * 32)
+
+
+def guarded(make, **settings):
+    """Four workers, by turns in two pools."""
+    catalog = ModelCatalog({"default": ["tiny"], "second": ["other"]})
+    admission = Admission(catalog, BOOK, [FromHeader("x-tenant")], SALTER)
+    return make(members=4, pools=POOLS, names=("tiny",), admission=admission, **settings)
+
+
+def as_tenant(name, **headers):
+    return {"headers": {"x-tenant": name, **headers}}
+
+
+async def test_a_test_may_not_choose_what_its_tenant_may_not_use(make):
+    service = guarded(make)
+    ours, theirs, ours_too = (worker(n).endpoint for n in (0, 1, 2))
+    route = await service.ask(override=f"{ours},{theirs},{ours_too}", **as_tenant("one"))
+    assert route.endpoints == (ours, ours_too)
+    assert (await service.ask(override=theirs, **as_tenant("one"))).status == 503
+    route = await service.ask(override=f"{ours},{ours_too}", **as_tenant("pinned"))
+    assert route.endpoints == (ours,)
+
+
+async def test_hints_sessions_and_policies_choose_among_permitted_workers_only(make):
+    service = guarded(make, policy_header="x-policy")
+    hint = frozenset({worker(0).endpoint, worker(1).endpoint, worker(2).endpoint})
+    for headers in ({}, {"x-session-id": "s"}, {"x-policy": "round-robin"}):
+        for subset in (None, hint):
+            lease = await service.routed(subset=subset, **as_tenant("pinned", **headers))
+            assert lease.worker == worker(0)
+            assert len(lease.decision.candidates) == 1
+    outside = frozenset({worker(2).endpoint})
+    assert (await service.ask(subset=outside, **as_tenant("pinned"))).status == 503
+    body = {"model": "other", "prompt": TEXT}
+    assert (await service.ask(body=body, **as_tenant("one"))).status == 403
+    assert (await service.ask(body=b"not json", **as_tenant("nobody"))).status == 403  # before it is read
+    assert service.service.counters.rejected["not_permitted"] == 2
+
+
+async def test_the_pool_and_strictness_are_told_to_the_gateway(make):
+    service = guarded(make)
+    route = await service.ask(**as_tenant("one"))
+    assert route.set_headers == {"x-warmroute-pool": "default"}
+    route = await service.ask(**as_tenant("pinned"))
+    assert route.set_headers == {"x-warmroute-pool": "default", "x-warmroute-workers": "named"}
+
+
+async def test_the_salt_in_the_body_is_the_salt_of_the_namespace(make):
+    service = guarded(make)
+    for sent in (None, "mine"):
+        body = {"model": "tiny", "prompt": TEXT} | ({} if sent is None else {"cache_salt": sent})
+        route = await service.ask(body=body, **as_tenant("apart"))
+        lease = service.router.ledger.get(route.lease_id)
+        salt = SALTER.salt("apart", sent)
+        assert lease.decision.request.namespace.cache_salt == salt
+        assert json.loads(route.body)["cache_salt"] == salt
+        service.finish(lease)
+    assert not any(SALTER.salt("apart") in line for line in service.file.read_text().splitlines())
+
+
+async def test_in_mode_observe_the_gateway_chooses(make):
+    service = make(rollout=Rollout(Mode.OBSERVE), dp_size=2)
+    route = await service.ask()
+    assert (route.endpoints, route.set_headers, route.body) == (None, {}, None)
+    assert len(service.router.ledger) == 0
+    done = Completion(Outcome.FINISHED, served_by=worker(2).endpoint, cached_tokens=0)
+    service.service.completed(route.lease_id, done)
+    (entry,) = service.log()
+    assert (entry["mode"], entry["served_by"]) == ("observe", worker(2).endpoint)
+
+
+async def test_prompts_are_encoded_for_each_revision_that_a_worker_serves(make, encoder):
+    service = make()
+    other = PromptService(encoder, budget_ms=60_000.0)
+    service.service._pools["default"].revisions = {"v2": ("tokenizer-2", other), "v3": ("tokenizer-3", other)}
+    service.join([replace(service.members[0], revision="v2"), *service.members[1:]])
+    ask = (await service.routed()).decision.request
+    assert set(ask.renditions) == {"v2"} or ask.namespace.model_revision == "v2"
+    other.close()
