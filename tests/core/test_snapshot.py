@@ -8,6 +8,7 @@ from extproc.core.policies import TokenLoad
 from extproc.core.router import Router
 from extproc.core.snapshot import snapshot
 from extproc.core.types import BlockRemoved, Completion, Outcome
+from extproc.journal.tap import INPUTS
 from tests.support.core import BLOCK, NAMESPACE, members, metrics, request, stored, worker
 
 PROMPT = list(range(1, 330))
@@ -55,6 +56,15 @@ def traffic(router, look):
 
 def test_looking_changes_no_decision():
     assert traffic(make_router(), snapshot) == traffic(make_router(), lambda router, now: None)
+
+
+def test_looking_tells_the_router_nothing():
+    router = make_router()
+    told = []
+    for name in INPUTS:
+        setattr(router, name, lambda *_, name=name, **__: told.append(name))
+    snapshot(router, 1.0)
+    assert told == []
 
 
 def test_it_tells_what_is_known_of_every_worker():

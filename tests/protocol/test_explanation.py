@@ -128,8 +128,9 @@ def test_what_was_predicted_is_held_against_what_happened():
     assert "30.0 ms predicted, 33.0 ms measured (+3.0 ms, +10%)" in said
 
 
-def test_an_exact_prediction_is_said_to_be_exact():
+def test_an_exact_prediction_is_said_to_be_exact_and_no_other():
     assert "exactly as predicted" in happened(predicted_cached_tokens=800, actual_cached_tokens=800)
+    assert "off by +16" in happened(predicted_cached_tokens=800, actual_cached_tokens=816)
 
 
 def test_what_was_not_reported_is_not_made_up():
