@@ -7,10 +7,11 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings
+from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings, bootstrap
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.ext_proc_messages import PassThrough
 from extproc.sim.time_model import TimeModel
+from tests.support.envoy import on_loopback
 from tests.support.full_stack import FullStack
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
@@ -157,6 +158,27 @@ async def test_a_cluster_may_have_the_workers_of_one_pool(start_envoy):
             EnvoySettings(workers=EdsServiceWorkers("workers/q"), routers=(host.server.address,))
         )
         assert {await served_by(client, envoy) for _ in range(10)} == {two.endpoint}
+
+
+async def test_the_incremental_variant_too(start_envoy):
+    async with (
+        Upstream() as one,
+        Upstream() as two,
+        aiohttp.ClientSession() as client,
+        running(RecordingRouting(PassThrough())) as host,
+    ):
+        host.eds.set(known(KnownWorker(one.endpoint)))
+        settings = EnvoySettings(workers=EdsServiceWorkers(), routers=(host.server.address,))
+        config = bootstrap(on_loopback(settings))
+        source = config["static_resources"]["clusters"][0]["eds_cluster_config"]["eds_config"]
+        source["api_config_source"]["api_type"] = "DELTA_GRPC"
+        envoy = await start_envoy(config)
+        assert await served_by(client, envoy) == one.endpoint
+        host.eds.set(known(KnownWorker(two.endpoint)))
+        await until_served_by(client, envoy, two.endpoint)
+        host.eds.set(known())
+        await until_served_by(client, envoy, 503)
+        assert host.reports == []
 
 
 async def stream_open(host):
