@@ -11,7 +11,7 @@ from extproc.core.kv_index import IndexStats, KvIndex, Match
 from extproc.core.namespace import Namespace
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, Tier, WorkerId
 from extproc.protocol.kv_events import decode
-from tests.support.core import hashes, stored, worker
+from tests.support import core
 from tests.support.kv_captures import RECORDINGS, payloads
 from tests.support.kv_mirror import Mirror
 
@@ -587,24 +587,24 @@ def test_chained_events_keep_the_rules_for_parents_copies_and_removal():
 
 def test_what_is_forgotten_by_its_handle_has_no_copies_left():
     index = KvIndex()
-    index.add_worker(worker(0), "model", "tokenizer")
-    index.apply(worker(0), stored(range(48)))
-    index.apply(worker(0), stored(range(48)))  # each block twice
-    chain = hashes(range(49))
-    assert list(index.confirmed(worker(0))) == chain
-    assert index.block_of(worker(0), 2) == chain[1]
-    index.forget(worker(0), 2)
-    assert index.block_of(worker(0), 2) is None
-    assert [match.blocks for match in index.match(chain)] == [1]
-    index.forget(worker(0), 99)
-    index.forget(worker(9), 1)
-    assert list(index.confirmed(worker(9))) == []
+    index.add_worker(core.worker(0), "model", "tokenizer")
+    index.apply(core.worker(0), core.stored(range(48)))
+    index.apply(core.worker(0), core.stored(range(48)))  # each block twice
+    blocks = core.hashes(range(49))
+    assert list(index.confirmed(core.worker(0))) == blocks
+    assert index.block_of(core.worker(0), 2) == blocks[1]
+    index.forget(core.worker(0), 2)
+    assert index.block_of(core.worker(0), 2) is None
+    assert [match.blocks for match in index.match(blocks)] == [1]
+    index.forget(core.worker(0), 99)
+    index.forget(core.worker(9), 1)
+    assert list(index.confirmed(core.worker(9))) == []
 
 
 def test_reservations_can_be_seen():
     index = KvIndex()
-    index.add_worker(worker(0), "model", "tokenizer")
-    index.reserve(worker(0), [1, 2])
-    index.reserve(worker(0), [2])
-    assert dict(index.reserved(worker(0))) == {1: 1, 2: 2}
-    assert dict(index.reserved(worker(9))) == {}
+    index.add_worker(core.worker(0), "model", "tokenizer")
+    index.reserve(core.worker(0), [1, 2])
+    index.reserve(core.worker(0), [2])
+    assert dict(index.reserved(core.worker(0))) == {1: 1, 2: 2}
+    assert dict(index.reserved(core.worker(9))) == {}
