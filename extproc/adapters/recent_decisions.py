@@ -1,5 +1,6 @@
 """The last decisions, kept in memory as the very lines of the decision log, for whoever asks about one.
 
+Beside each line stands a short form of it, for lists: in a large fleet a line holds hundreds of candidates.
 Bounded in number and in bytes, oldest out.
 """
 
@@ -13,6 +14,13 @@ import msgspec
 
 MAX_LINES = 1000
 MAX_BYTES = 16 << 20
+CANDIDATES = 4
+"""How many a short form shows."""
+
+_LARGE = frozenset(
+    {"facts", "settings", "inputs", "tie_seed", "prompts", "details", "normalization", "candidate_workers"}
+)
+_ENCODER = msgspec.json.Encoder()
 
 
 class _Kept(NamedTuple):
@@ -21,7 +29,17 @@ class _Kept(NamedTuple):
     worker: str
     prompt_tokens: int
     cached_tokens: int
+    ending: "Ending"
+    short: bytes
     line: bytes
+
+
+class Ending(NamedTuple):
+    """How a request was decided and how it ended, as its line says."""
+
+    decision: str
+    load_only: str | None
+    outcome: str
 
 
 @dataclass(slots=True)
@@ -75,14 +93,16 @@ class RecentDecisions:
             str(entry.get("selected_worker")),
             entry.get("prompt_tokens") or 0,
             cached,
+            Ending(str(entry.get("decision")), entry.get("load_only"), str(entry.get("outcome"))),
+            _ENCODER.encode(shortened(entry)),
             line,
         )
         self._kept.append(kept)
         self._by_id[request_id] = kept
-        self._bytes += len(line)
+        self._bytes += len(line) + len(kept.short)
         while len(self._kept) > self._max_lines or self._bytes > self._max_bytes:
             gone = self._kept.popleft()
-            self._bytes -= len(gone.line)
+            self._bytes -= len(gone.line) + len(gone.short)
             if self._by_id.get(gone.request_id) is gone:
                 del self._by_id[gone.request_id]
 
@@ -92,9 +112,13 @@ class RecentDecisions:
         return None if kept is None else msgspec.json.decode(kept.line)
 
     def latest(self, count: int) -> Iterator[dict[str, Any]]:
-        """The last `count` lines, newest first."""
+        """The last `count` lines in their short form, newest first."""
         for kept in islice(reversed(self._kept), count):
-            yield msgspec.json.decode(kept.line)
+            yield msgspec.json.decode(kept.short)
+
+    def endings(self, count: int) -> list[Ending]:
+        """Of the last `count` requests, newest first."""
+        return [kept.ending for kept in islice(reversed(self._kept), count)]
 
     def hottest(self, count: int) -> list[HotPrefix]:
         """The prefixes most tokens were found cached of, among those that were asked for more than once."""
@@ -112,3 +136,15 @@ class RecentDecisions:
         for prefix in hot[:count]:
             prefix.workers = dict(sorted(prefix.workers.items(), key=lambda pair: -pair[1]))
         return hot[:count]
+
+
+def shortened(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A line without what only its own explanation needs; `candidates` is how many there were."""
+    short = {name: value for name, value in entry.items() if name not in _LARGE}
+    found = entry.get("candidate_workers") or ()
+    short["candidates"] = len(found)
+    short["candidate_workers"] = [
+        {name: value for name, value in candidate.items() if name != "facts"}
+        for candidate in found[:CANDIDATES]
+    ]
+    return short

@@ -17,10 +17,8 @@ from extproc.protocol.explanation import explain
 from extproc.protocol.explanation_text import as_text
 
 _DECISIONS = 40
-_CANDIDATES = 4
 _PREFIXES = 12
 _JUDGED = 200
-_LARGE = ("facts", "settings", "inputs", "tie_seed", "prompts", "details", "normalization")
 
 
 @dataclass(slots=True)
@@ -67,7 +65,7 @@ class StatusBoard:
             stale_after_s=self.router.settings.stale_after_s,
             scrape_errors=self.scrape_errors,
             access_log_streams=self.access_log_streams(),
-            recent=self.recent.latest(_JUDGED),
+            recent=self.recent.endings(_JUDGED),
             log_failures=self.log.failures,
             journal_error=self.journal_error(),
         )
@@ -86,7 +84,7 @@ class StatusBoard:
             "workers": [_worker(worker) for worker in router.workers],
             "pools": [_pool(pool) for pool in router.pools],
             "prefixes": [asdict(prefix) for prefix in self.recent.hottest(_PREFIXES)],
-            "decisions": [_short(line) for line in self.recent.latest(_DECISIONS)],
+            "decisions": list(self.recent.latest(_DECISIONS)),
         }
 
     def line(self, request_id: str) -> dict[str, Any] | None:
@@ -105,18 +103,6 @@ class StatusBoard:
         if line is None:
             return None
         return {"decision": line, "explanation": asdict(explain(line)), "text": as_text(line)}
-
-
-def _short(line: dict[str, Any]) -> dict[str, Any]:
-    """A line without what only its own explanation needs."""
-    short = {name: value for name, value in line.items() if name not in _LARGE}
-    found = line["candidate_workers"]
-    short["candidates"] = len(found)
-    short["candidate_workers"] = [
-        {name: value for name, value in candidate.items() if name != "facts"}
-        for candidate in found[:_CANDIDATES]
-    ]
-    return short
 
 
 def _pool(pool: PoolSnapshot) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What an operator should look at now, each with its likely cause and what to do about it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
+from extproc.adapters.recent_decisions import Ending
 from extproc.core.snapshot import RouterSnapshot, WorkerSnapshot
 
 _FEW = 20  # requests before shares of them mean anything
@@ -47,7 +47,7 @@ class Observed:
         stale_after_s: older engine metrics are not used.
         scrape_errors: the last one of each endpoint.
         access_log_streams: open ones; None: not known.
-        recent: the last decisions, as log lines.
+        recent: how the last requests were decided and ended.
         log_failures: lines of the decision log that could not be written.
         journal_error: why the journal ended before its time.
     """
@@ -57,7 +57,7 @@ class Observed:
     stale_after_s: float
     scrape_errors: Mapping[str, str]
     access_log_streams: int | None
-    recent: Iterable[Mapping[str, Any]]
+    recent: Sequence[Ending]
     log_failures: int = 0
     journal_error: str | None = None
 
@@ -154,13 +154,13 @@ def _events(worker: WorkerSnapshot, name: str) -> Iterator[Warning]:
 
 
 def _requests(seen: Observed) -> Iterator[Warning]:
-    lines = list(seen.recent)
+    lines = seen.recent
     if len(lines) < _FEW:
         return
     causes: dict[str, int] = {}
     for line in lines:
-        if line.get("load_only"):
-            causes[line["load_only"]] = causes.get(line["load_only"], 0) + 1
+        if line.load_only:
+            causes[line.load_only] = causes.get(line.load_only, 0) + 1
     if sum(causes.values()) > _MANY * len(lines):
         common = max(causes, key=lambda cause: causes[cause])
         yield Warning(
@@ -172,10 +172,10 @@ def _requests(seen: Observed) -> Iterator[Warning]:
         ("failed", Severity.BAD, "workers fail after they have accepted requests; look at their logs"),
         ("lost", Severity.ODD, "Envoy's access log did not tell how they ended"),
     ):
-        share = sum(line.get("outcome") == outcome for line in lines) / len(lines)
+        share = sum(line.outcome == outcome for line in lines) / len(lines)
         if share > _MANY / 4:
             yield Warning(severity, "requests", f"{share:.0%} of the last {len(lines)} {outcome}", cause)
-    denied = sum(str(line.get("decision")).startswith("warm-denied") for line in lines) / len(lines)
+    denied = sum(line.decision.startswith("warm-denied") for line in lines) / len(lines)
     if denied > _MANY:
         yield Warning(
             Severity.ODD, "requests",

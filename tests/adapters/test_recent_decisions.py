@@ -1,6 +1,6 @@
 import json
 
-from extproc.adapters.recent_decisions import RecentDecisions
+from extproc.adapters.recent_decisions import Ending, RecentDecisions
 
 
 def add(recent, request_id, *, key=None, worker="a:1", **fields):
@@ -56,3 +56,22 @@ def test_the_hottest_prefixes_are_those_that_save_most_and_come_again():
     ]  # fmt: skip
     assert list(hot[0].workers.items()) == [("b:1", 2), ("a:1", 1)]
     assert [p.prefix_key for p in recent.hottest(1)] == ["big"]
+
+
+def test_lists_get_a_short_form_and_a_question_the_whole_line():
+    recent = RecentDecisions()
+    workers = [{"worker": f"w{n}", "total_ms": n, "facts": {"bulk": "x" * 500}} for n in range(300)]
+    add(
+        recent,
+        "1",
+        candidate_workers=workers,
+        facts={"bulk": "x" * 500},
+        decision="cold-idle",
+        outcome="finished",
+    )
+    (short,) = recent.latest(5)
+    assert short["candidates"] == 300
+    assert short["candidate_workers"] == [{"worker": f"w{n}", "total_ms": n} for n in range(4)]
+    assert "facts" not in short
+    assert recent.find("1")["candidate_workers"] == workers
+    assert recent.endings(5) == [Ending("cold-idle", None, "finished")]

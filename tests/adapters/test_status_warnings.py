@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from extproc.adapters.recent_decisions import Ending
 from extproc.adapters.status_warnings import Observed, Severity, warnings
 from extproc.core.snapshot import snapshot
 from tests.support.core import worker
@@ -32,7 +33,7 @@ def told(*arguments, **fields):
 
 
 def lines(count, **fields):
-    return [{"outcome": "finished", "decision": "cold-idle", "load_only": None, **fields}] * count
+    return [Ending(**{"outcome": "finished", "decision": "cold-idle", "load_only": None, **fields})] * count
 
 
 async def test_where_all_is_well_there_are_none(watched):
