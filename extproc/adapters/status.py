@@ -18,6 +18,7 @@ from extproc.protocol.explanation_text import as_text
 
 _DECISIONS = 40
 _PREFIXES = 12
+_WARNINGS = 30
 _JUDGED = 200
 
 
@@ -69,6 +70,7 @@ class StatusBoard:
             log_failures=self.log.failures,
             journal_error=self.journal_error(),
         )
+        found = warnings(seen)
         return {
             "version": __version__,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -80,7 +82,8 @@ class StatusBoard:
             "open_requests": router.open_requests,
             "distinct_blocks": router.distinct_blocks,
             "counters": asdict(self.counters),
-            "warnings": [asdict(one) for one in warnings(seen)],
+            "warnings": [asdict(one) for one in found[:_WARNINGS]],
+            "warnings_total": len(found),
             "workers": [_worker(worker) for worker in router.workers],
             "pools": [_pool(pool) for pool in router.pools],
             "prefixes": [asdict(prefix) for prefix in self.recent.hottest(_PREFIXES)],

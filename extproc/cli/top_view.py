@@ -25,7 +25,7 @@ def view(state: State, height: int | None) -> RenderableType:
     parts: list[RenderableType] = [_head(state)]
     if warned:
         parts += [_title("Warnings"), *(_warning(one) for one in warned[: plan.warnings])]
-        parts += _more(len(warned) - plan.warnings)
+        parts += _more(state["warnings_total"] - plan.warnings)
     ready = sum(worker["ready"] for worker in workers)
     parts += [_title(f"Workers ({ready} of {len(workers)} ready)"), _workers(workers[: plan.workers])]
     parts += _more(len(workers) - plan.workers)

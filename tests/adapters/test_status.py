@@ -89,6 +89,15 @@ async def test_warnings_are_part_of_it(watched):
     for _ in range(3):
         watched.router.on_scrape_failure(worker(2).endpoint)
     watched.scrape_errors[worker(2).endpoint] = "/metrics answered 500"
-    (one,) = watched.board.state()["warnings"]
-    assert (one["severity"], one["subject"]) == ("bad", worker(2).endpoint)
+    state = watched.board.state()
+    (one,) = state["warnings"]
+    assert (one["severity"], one["subject"], state["warnings_total"]) == ("bad", worker(2).endpoint, 1)
     assert "answered 500" in one["cause"]
+
+
+async def test_a_whole_fleet_in_trouble_is_not_listed_one_by_one(tmp_path):
+    async with Watched(tmp_path, workers=0) as watched:
+        watched.router.on_membership(members(100), watched.clock())
+        state = watched.board.state()
+        assert len(state["warnings"]) == 30
+        assert state["warnings_total"] >= 100
