@@ -131,7 +131,7 @@ class Admission:
         if not body:
             return Body(None, None)
         try:
-            root = self._editable(http, body)
+            root, values = self._editable(http, body)
         except JsonEditError:
             if salted:
                 raise RefusedError(
@@ -139,19 +139,19 @@ class Admission:
                 ) from None
             return Body(normalized, None)
         edits = []
-        if destination.alias is not None and (model := root.get("model")) is not None:
-            edits.append(model.replaced_by(destination.model))
+        if destination.alias is not None and "model" in values:
+            edits.append(values["model"].replaced_by(destination.model))
         salt = None
         if salted and self._salter is not None:
-            sent = root.get(_SALT)
+            sent = values.get(_SALT)
             salt = self._salter.salt(visitor.tenant, (sent.text() or None) if sent is not None else None)
-            edits.append(root.with_member(_SALT, salt))
+            edits.append(root.appended(_SALT, salt) if sent is None else sent.replaced_by(salt))
         return Body(apply_edits(body, edits), salt)
 
-    def _editable(self, http: HttpRequest, body: bytes) -> JsonValue:
+    def _editable(self, http: HttpRequest, body: bytes) -> tuple[JsonValue, dict[str, JsonValue]]:
         if http.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
             raise JsonEditError("compressed")
         root = parse_document(body)
         if root.kind is not JsonKind.OBJECT:
             raise JsonEditError("no object")
-        return root
+        return root, root.values()

@@ -58,13 +58,18 @@ class Member(NamedTuple):
 
 
 _BOM = b"\xef\xbb\xbf"
+_SPACES = b" \t\n\r"
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
-# In a container everything but strings and brackets can be passed over.
-_NESTING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|"', re.DOTALL)
+# In a container everything but strings and brackets can be passed over, and containers that hold no other in
+# one go: most messages are such objects.
+_FLAT = rb'[^{}\[\]"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^{}\[\]"]*+)*+'
+_NESTING = re.compile(
+    rb"\{" + _FLAT + rb"\}|\[" + _FLAT + rb'\]|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}"]', re.DOTALL
+)
 _OPENING = (b"{", b"[")
-_CLOSING = (b"}", b"]")
+_QUOTE, _OPEN = ord('"'), (ord("{"), ord("["))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,10 @@ class JsonValue:
                     found = member.value
         return found
 
+    def values(self) -> dict[str, "JsonValue"]:
+        """Of each key of an object, the value that counts; nothing for other kinds. One walk."""
+        return {member.key: member.value for member in self.members()}
+
     def find(self, *path: Step) -> "JsonValue | None":
         """The value at `path` below this one; None when there is none. Negative positions are none."""
         value: JsonValue | None = self
@@ -139,18 +148,24 @@ class JsonValue:
         """
         if self.kind is not JsonKind.OBJECT:
             raise JsonEditError(f"{self.kind} at byte {self.start} has no members")
-        last_end = None
-        found = None
-        for member in self._members():
-            last_end = member.value.end
-            if member.key == key:
-                found = member.value
-        if found is not None:
-            return found.replaced_by(value)
+        found = self.get(key)
+        return self.appended(key, value) if found is None else found.replaced_by(value)
+
+    def appended(self, key: str, value: Any) -> Edit:
+        """The edit that adds a member behind the last one.
+
+        Raises:
+            JsonEditError: this is no object.
+        """
+        if self.kind is not JsonKind.OBJECT:
+            raise JsonEditError(f"{self.kind} at byte {self.start} has no members")
+        end = self.end - 1
+        while self.body[end - 1] in _SPACES:
+            end -= 1
         new = encode(key) + b":" + encode(value)
-        if last_end is None:
-            return Edit(self.start + 1, self.start + 1, new)
-        return Edit(last_end, last_end, b"," + new)
+        if end == self.start + 1:
+            return Edit(end, end, new)
+        return Edit(end, end, b"," + new)
 
     def _members(self) -> Iterator[Member]:
         body, position = self.body, _skip_space(self.body, self.start + 1)
@@ -245,15 +260,19 @@ def _value_at(body: bytes, position: int) -> JsonValue:
 def _container_end(body: bytes, position: int) -> int:
     depth = 0
     for match in _NESTING.finditer(body, position):
-        found = match.group()
-        if found in _OPENING:
+        start, end = match.span()
+        sign = body[start]
+        if end - start > 1:  # a whole string or container
+            if depth == 0:
+                return end
+        elif sign in _OPEN:
             depth += 1
-        elif found in _CLOSING:
+        elif sign == _QUOTE:
+            break
+        else:
             depth -= 1
             if depth == 0:
-                return match.end()
-        elif found == b'"':
-            break
+                return end
     raise JsonEditError(f"what begins at byte {position} has no end")
 
 

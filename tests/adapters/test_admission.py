@@ -121,6 +121,7 @@ def test_what_was_normalized_is_what_is_changed():
 
 
 CANNOT_CHANGE = [
+    http(b'{"model" "best"}', path="/invocations"),
     http(b"[]"),
     http(b"--boundary\r\n"),
     http(b'{"a":1', path="/v1/audio/transcriptions"),

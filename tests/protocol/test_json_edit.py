@@ -194,6 +194,14 @@ def test_a_new_member_goes_behind_the_last_one() -> None:
     assert apply_edits(b"{ }", [parse_document(b"{ }").with_member("b", 1)]) == b'{"b":1 }'
 
 
+def test_values_are_those_that_count_in_one_walk() -> None:
+    root = parse_document(b'{"a": 1, "b": {"a": 2}, "\\u0061": [3]}')
+    assert {key: value.raw for key, value in root.values().items()} == {"a": b"[3]", "b": b'{"a": 2}'}
+    assert parse_document(b"[1]").values() == {}
+    with pytest.raises(JsonEditError, match="no members"):
+        parse_document(b"[1]").appended("a", 1)
+
+
 def test_insertions_at_one_place_keep_their_order() -> None:
     assert apply_edits(b"[]", [Edit(1, 1, b"1,"), Edit(1, 1, b"2")]) == b"[1,2]"
 
