@@ -152,6 +152,32 @@ ROWS: dict[str, list[Panel]] = {
             quantiles("warmroute_kv_evicted_age_seconds", "pool"),
         ),
     ],
+    "Rollout": [
+        Panel(
+            "Requests by mode",
+            "Enforce: we choose. Shadow: the baseline does. Observe: Envoy does.",
+            "reqps",
+            {"{{mode}}": total("mode", "warmroute_decisions_total")},
+            stacked=True,
+        ),
+        Panel(
+            "Time to first token by mode",
+            "",
+            "s",
+            quantiles("warmroute_ttft_seconds", "mode", CLASS),
+        ),
+        Panel(
+            "Prefill computed per prompt token by mode",
+            "",
+            "percentunit",
+            {
+                "{{mode}}": share(
+                    total("mode", "warmroute_prefill_computed_tokens_total", CLASS),
+                    total("mode", "warmroute_prefill_cold_tokens_total", CLASS),
+                )
+            },
+        ),
+    ],
     "Decisions": [
         Panel(
             "Reasons",
@@ -164,7 +190,7 @@ ROWS: dict[str, list[Panel]] = {
             "Predicted wait by reason (p95)",
             "At the chosen worker, before prefill begins.",
             "s",
-            quantiles("warmroute_queue_wait_seconds", "reason", POOL, 0.95),
+            quantiles("warmroute_queue_wait_seconds", "reason", CLASS, 0.95),
         ),
         Panel(
             "Time of a decision by stage (p99)",

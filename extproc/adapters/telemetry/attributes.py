@@ -61,6 +61,7 @@ def decision_attributes(decision: Decision, path: str) -> Attributes:
         "warmroute.pool": request.pool,
         "warmroute.policy": decision.policy,
         "warmroute.reason": decision.reason.value,
+        "warmroute.mode": request.mode.value,
         "warmroute.prompt_tokens": request.prompt_tokens,
         "warmroute.candidates": decision.considered or len(decision.candidates),
         "warmroute.namespace": "/".join(
@@ -71,6 +72,7 @@ def decision_attributes(decision: Decision, path: str) -> Attributes:
     for name, text in (
         ("prompt_class", request.prompt_class),
         ("tenant", request.tenant),
+        ("traffic_class", request.traffic_class),
         ("load_only", request.load_only),
     ):
         if text:

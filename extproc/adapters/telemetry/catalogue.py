@@ -65,6 +65,7 @@ _AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 
 WORKER = ("pool", "worker")
 CLASS = ("pool", "prompt_class")
+MODE = "mode"
 
 
 def _counter(name: str, unit: str, meaning: str, labels: tuple[str, ...]) -> Metric:
@@ -86,8 +87,9 @@ def _histogram(
 DECISIONS = _counter(
     "warmroute_decisions",
     REQUEST,
-    "Requests routed, by policy and by its reason.",
-    ("pool", "policy", "reason"),
+    "Requests decided about, by policy and by its reason; `mode` says how far that was acted on: enforce, "
+    "shadow (the baseline was), observe (the gateway chose).",
+    ("pool", "policy", "reason", "mode"),
 )
 REJECTIONS = _counter("warmroute_rejections", REQUEST, "Requests refused by us, and why.", ("why",))
 LOAD_ONLY = _counter(
@@ -124,7 +126,7 @@ WARM_REQUESTS = _counter(
 QUEUE_WAIT = _histogram(
     "warmroute_queue_wait_seconds",
     "Predicted wait at the chosen worker before prefill begins, by reason of the choice.",
-    ("pool", "reason"),
+    (*CLASS, "reason"),
 )
 SHADOW_DECISIONS = _counter(
     "warmroute_shadow_decisions",
@@ -164,7 +166,7 @@ TTFT = _histogram(
     "warmroute_ttft_seconds",
     "Time to first token of streamed requests, from their arrival, by how much of the prompt was cached: "
     "warm (all but less than a block), partial, cold.",
-    (*CLASS, "warmth"),
+    (*CLASS, "warmth", MODE),
 )
 TTFT_ERROR = _histogram(
     "warmroute_ttft_prediction_error_seconds",
@@ -183,14 +185,14 @@ COLD_TOKENS = _counter(
     "warmroute_prefill_cold_tokens",
     TOKEN,
     "Prefill that served requests would have needed from cold caches: their prompt tokens.",
-    CLASS,
+    (*CLASS, MODE),
 )
 PREFILL_TOKENS = _counter(
     "warmroute_prefill_computed_tokens",
     TOKEN,
     "Prefill that served requests needed: prompt tokens the engine did not find cached (predicted where it "
     "does not say). Divided by `warmroute_prefill_cold_tokens_total`: prefill computed per input token.",
-    CLASS,
+    (*CLASS, MODE),
 )
 PREDICTIONS = _counter(
     "warmroute_predictions",

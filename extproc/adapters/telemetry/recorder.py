@@ -15,6 +15,7 @@ from extproc.adapters.telemetry.stages import Stages
 from extproc.adapters.telemetry.state_metrics import StateCollector, StateSources
 from extproc.core.kv_lifetimes import BlockLifetimes
 from extproc.core.outcomes import Released
+from extproc.core.rollout import Mode
 from extproc.core.types import Decision, KvEvent, WorkerId
 from extproc.protocol.rejections import Reject
 
@@ -63,7 +64,7 @@ class Telemetry:
         """It was routed. Returns headers to send along with it."""
         try:
             self.metrics.decided(decision, stages)
-            if self._state is not None:
+            if self._state is not None and decision.request.mode is not Mode.OBSERVE:
                 self._state.count_routed(decision.chosen.worker)
             return {} if self._spans is None else self._spans.decided(http, decision, stages)
         except Exception:

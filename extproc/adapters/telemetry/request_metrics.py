@@ -44,7 +44,8 @@ class RequestMetrics(Tally):
         """A request was routed."""
         request, chosen, reason = decision.request, decision.chosen, decision.reason.value
         pool = request.pool
-        self.add(catalogue.DECISIONS, 1.0, pool, decision.policy, reason)
+        group = (pool, self._classes.of(request.prompt_class))
+        self.add(catalogue.DECISIONS, 1.0, pool, decision.policy, reason, request.mode.value)
         if request.load_only is not None:
             self.add(catalogue.LOAD_ONLY, 1.0, pool, self._causes.of(request.load_only))
         if request.normalization is not None:
@@ -55,10 +56,10 @@ class RequestMetrics(Tally):
         for stage in stages.all():
             self.observe(catalogue.DECISION_SECONDS, stage.end - stage.start, stage.name)
         self.observe(catalogue.DECISION_SECONDS, stages.ended - stages.started, TOTAL)
-        self.observe(catalogue.QUEUE_WAIT, chosen.cost.queue_ms / _MS, pool, reason)
+        self.observe(catalogue.QUEUE_WAIT, chosen.cost.queue_ms / _MS, *group, reason)
         result = warm_result(decision)
         if result is not None:
-            self.add(catalogue.WARM_REQUESTS, 1.0, pool, self._classes.of(request.prompt_class), result)
+            self.add(catalogue.WARM_REQUESTS, 1.0, *group, result)
         for choice in decision.shadow:
             self._shadow(pool, chosen, choice)
 
@@ -115,8 +116,8 @@ class RequestMetrics(Tally):
         if not decision.request.stream:
             return
         if completion.first_body_ms is not None:
-            warm = warmth(released)
-            self.observe(catalogue.TTFT, completion.first_body_ms / _MS, *group, warm, exemplar=exemplar)
+            labels = (*group, warmth(released), decision.request.mode.value)
+            self.observe(catalogue.TTFT, completion.first_body_ms / _MS, *labels, exemplar=exemplar)
         error = ttft_error_ms(released)
         if error is not None:
             direction = "late" if error > 0.0 else "early"
@@ -136,8 +137,9 @@ class RequestMetrics(Tally):
         if completion.output_tokens is not None:
             self.add(catalogue.OUTPUT_TOKENS, completion.output_tokens, model, *group)
         known = released.predicted_cached_tokens if cached is None else cached
-        self.add(catalogue.COLD_TOKENS, total, *group)
-        self.add(catalogue.PREFILL_TOKENS, max(0, total - (known or 0)), *group)
+        mode = released.lease.decision.request.mode.value
+        self.add(catalogue.COLD_TOKENS, total, *group, mode)
+        self.add(catalogue.PREFILL_TOKENS, max(0, total - (known or 0)), *group, mode)
 
     def _prediction(self, released: Released, pool: str) -> None:
         predicted, actual = released.predicted_cached_tokens, released.completion.cached_tokens

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 PARSE = "parse"
+NORMALIZE = "normalize"  # only where a route asks for it
 WAIT = "wait"  # for one of the threads that encode long prompts
 RENDER = "render"
 TOKENIZE = "tokenize"
 NO_IDS = "no-ids"  # of a prompt that got no token ids: given up, or not supported
 MATCH = "match"
 DECIDE = "decide"
-STAGES = (PARSE, WAIT, RENDER, TOKENIZE, NO_IDS, MATCH, DECIDE)
+STAGES = (PARSE, NORMALIZE, WAIT, RENDER, TOKENIZE, NO_IDS, MATCH, DECIDE)
 TOTAL = "total"
 
 

@@ -34,6 +34,7 @@ def test_a_decision_says_why_for_whom_and_at_what_load():
     assert found["warmroute.namespace"] == "model/tokenizer/"
     assert found["warmroute.prompt_class"] == "document"
     assert found["warmroute.tenant"] == "acme"
+    assert found["warmroute.mode"] == "enforce"
     assert found["warmroute.chosen.active_requests"] == 3
     assert found["warmroute.chosen.sequences"] == 4
     assert found["warmroute.chosen.context_tokens"] == 500

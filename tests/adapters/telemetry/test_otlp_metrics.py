@@ -55,7 +55,7 @@ async def test_a_collector_gets_the_same_figures_as_prometheus(protocol):
         await until(lambda: collector.metric_exports >= 2)
         telemetry.metrics.finished(released(decision(tokens=100), cached_tokens=96))
         await exporting.close()  # what happened since the last export is not lost
-    labels = {"pool": "default", "prompt_class": "document", "warmth": "warm"}
+    labels = {"pool": "default", "prompt_class": "document", "warmth": "warm", "mode": "enforce"}
     [point] = collector.metrics["warmroute_ttft_seconds"].histogram.data_points
     assert {pair.key: pair.value.string_value for pair in point.attributes} == labels
     assert point.count == telemetry.registry.get_sample_value("warmroute_ttft_seconds_count", labels) == 2

@@ -1,4 +1,5 @@
 from extproc.adapters.telemetry.recorder import Telemetry
+from extproc.core.rollout import Mode
 from extproc.core.types import BlockRemoved
 from extproc.protocol.rejections import Reject
 from tests.adapters.telemetry.values import Clock, decision, http, released
@@ -45,3 +46,13 @@ def test_evictions_have_ages_until_what_was_stored_is_forgotten():
     telemetry.kv_events(worker(), "default", [BlockRemoved((32,))])
     assert value("warmroute_kv_evictions_total", {"pool": "default"}) == 3
     assert value("warmroute_kv_evicted_age_seconds_count", {"pool": "default"}) == 1
+
+
+def test_an_observed_request_was_sent_by_nobody_here(monkeypatch):
+    telemetry = Telemetry(Clock())
+    sent = []
+    telemetry._state = type("State", (), {"count_routed": sent.append})
+    for mode in Mode:
+        telemetry.decided(http(), decision(mode=mode), telemetry.begin())
+    assert len(sent) == 2
+    assert telemetry.faults == 0

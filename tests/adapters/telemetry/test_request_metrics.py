@@ -5,12 +5,14 @@ from extproc.adapters.telemetry.labels import ServedModels
 from extproc.adapters.telemetry.request_metrics import RequestMetrics, timed_out, ttft_error_ms, warmth
 from extproc.adapters.telemetry.stages import Stages
 from extproc.core.kv_lifetimes import Evictions
+from extproc.core.rollout import Mode
 from extproc.core.types import Completion, Normalization, Outcome, Reason
 from tests.adapters.telemetry.values import Clock, decision, released
 from tests.support.core import worker
 
 GROUP = {"pool": "default", "prompt_class": "document"}
 TOKENS = {"model": "tiny", **GROUP}
+ENFORCED = {**GROUP, "mode": "enforce"}
 
 
 @pytest.fixture
@@ -35,13 +37,13 @@ def decide(metrics, made, *marks):
 def test_a_decision_is_counted_by_policy_and_reason_with_its_stages_and_predicted_wait(metrics, registry):
     decide(metrics, decision(), ("parse", 0.002), ("match", 0.005), ("decide", 0.0055))
     value = registry.get_sample_value
-    labels = {"pool": "default", "policy": "token-load", "reason": "cold-idle"}
+    labels = {"pool": "default", "policy": "token-load", "reason": "cold-idle", "mode": "enforce"}
     assert value("warmroute_decisions_total", labels) == 1
     seconds = "warmroute_decision_duration_seconds_sum"
     assert value(seconds, {"stage": "parse"}) == pytest.approx(0.002)
     assert value(seconds, {"stage": "match"}) == pytest.approx(0.003)
     assert value(seconds, {"stage": "total"}) == pytest.approx(0.0055)
-    wait = {"pool": "default", "reason": "cold-idle"}
+    wait = {**GROUP, "reason": "cold-idle"}
     assert value("warmroute_queue_wait_seconds_sum", wait) == pytest.approx(0.010)
     assert value("warmroute_load_only_total", {"pool": "default", "cause": "path"}) is None
 
@@ -95,20 +97,20 @@ def test_tokens_cached_and_not_and_what_a_cold_start_would_have_computed(metrics
     assert value("warmroute_input_tokens_total", {**TOKENS, "cache": "cached"}) == 64
     assert value("warmroute_input_tokens_total", {**TOKENS, "cache": "uncached"}) == 36
     assert value("warmroute_output_tokens_total", TOKENS) == 7
-    assert value("warmroute_prefill_cold_tokens_total", GROUP) == 100
-    assert value("warmroute_prefill_computed_tokens_total", GROUP) == 36
+    assert value("warmroute_prefill_cold_tokens_total", ENFORCED) == 100
+    assert value("warmroute_prefill_computed_tokens_total", ENFORCED) == 36
 
 
 def test_an_engine_that_does_not_say_leaves_the_prediction(metrics, registry):
     metrics.finished(released(decision(cached=48, tokens=100), cached_tokens=None))
     value = registry.get_sample_value
     assert value("warmroute_input_tokens_total", {**TOKENS, "cache": "unknown"}) == 100
-    assert value("warmroute_prefill_computed_tokens_total", GROUP) == 52
+    assert value("warmroute_prefill_computed_tokens_total", ENFORCED) == 52
 
 
 def test_a_request_that_reached_no_worker_computed_nothing(metrics, registry):
     metrics.finished(released(outcome=Outcome.REJECTED, status=503, cached_tokens=None))
-    assert registry.get_sample_value("warmroute_prefill_cold_tokens_total", GROUP) is None
+    assert registry.get_sample_value("warmroute_prefill_cold_tokens_total", ENFORCED) is None
     assert registry.get_sample_value("warmroute_requests_total", {**TOKENS, "outcome": "rejected"}) == 1
 
 
@@ -128,9 +130,21 @@ def test_warmth_is_predicted_where_the_engine_does_not_say_and_else_unknown():
 def test_time_to_first_token_is_by_warmth_and_only_of_streams(metrics, registry):
     metrics.finished(released(decision(tokens=100), cached_tokens=96, first_body_ms=50.0), trace_id="ab" * 16)
     metrics.finished(released(decision(tokens=100, stream=False), cached_tokens=96, first_body_ms=5000.0))
-    labels = {**GROUP, "warmth": "warm"}
+    labels = {**ENFORCED, "warmth": "warm"}
     assert registry.get_sample_value("warmroute_ttft_seconds_count", labels) == 1
     assert registry.get_sample_value("warmroute_ttft_seconds_sum", labels) == pytest.approx(0.050)
+
+
+def test_groups_of_a_rollout_are_told_apart(metrics, registry):
+    for mode, cached in ((Mode.ENFORCE, 96), (Mode.SHADOW, 0)):
+        made = decision(tokens=100, mode=mode)
+        decide(metrics, made)
+        metrics.finished(released(made, cached_tokens=cached))
+    value = registry.get_sample_value
+    for mode, computed, warm in (("enforce", 4, "warm"), ("shadow", 100, "cold")):
+        labels = {**GROUP, "mode": mode}
+        assert value("warmroute_prefill_computed_tokens_total", labels) == computed
+        assert value("warmroute_ttft_seconds_count", {**labels, "warmth": warm}) == 1
 
 
 def test_prediction_error_has_a_direction_and_compares_only_what_was_predicted(metrics, registry):
