@@ -13,7 +13,7 @@ from extproc.adapters.prompt_normalizer import NormalizedRequest, PromptNormaliz
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.recorder import Telemetry
-from extproc.adapters.telemetry.stages import DECIDE, PARSE, Stages
+from extproc.adapters.telemetry.stages import DECIDE, NORMALIZE, PARSE, Stages
 from extproc.core.errors import NoEndpointError
 from extproc.core.model_catalog import ModelCatalog
 from extproc.core.namespace import Namespace
@@ -212,6 +212,8 @@ class WarmRoutingService:
         permitted = self._admission.workers(visitor, self._members(pool.name), self._subset(request))
         stages.mark(PARSE)
         normal = await self._normalize(request, parsed, pool, visitor.tenant)
+        if normal is not None:
+            stages.mark(NORMALIZE)
         goes_on = self._admission.body(visitor, where, request, None if normal is None else normal.body)
         ask = self._ask(request, parsed, where, visitor, goes_on)
         ask.subset = permitted

@@ -123,7 +123,7 @@ async def test_requests_are_watched_from_arrival_to_end(make):
     for stage in ("parse", "render", "tokenize", "match", "decide", "total"):
         assert value(seconds, {"stage": stage}) == 1, stage
     labels = {"pool": "default", "policy": "token-load", "reason": lease.decision.reason.value}
-    assert value("warmroute_decisions_total", labels) == 1
+    assert value("warmroute_decisions_total", {**labels, "mode": "enforce"}) == 1
     service.finish(lease, prompt_tokens=100, cached_tokens=48)
     done = {"model": "tiny", "pool": "default", "prompt_class": lease.decision.request.prompt_class}
     assert value("warmroute_requests_total", {**done, "outcome": "finished"}) == 1
