@@ -21,6 +21,7 @@ _REASONS = {
     "warm-partial": "It holds a part of the prompt's prefix.",
     "cold-idle": "It holds nothing of the prompt, and had no request of ours.",
     "cold-busy": "It holds nothing of the prompt, and was at work for us.",
+    "cold-pool": "It serves cold requests only, and no worker holds most of this prompt.",
 }
 
 _RULES = {
@@ -124,6 +125,8 @@ def _why(line: Line) -> list[str]:
         said.append(f"{winner['worker']} was the only worker that could take it.")
     elif line.get("policy") in _RULES:
         said.append(f"{_RULES[str(line['policy'])][0].upper()}{_RULES[str(line['policy'])][1:]}")
+    elif reason == "warm-denied-share":
+        said.append(_full(winner, others))
     elif reason.startswith("warm-denied"):
         said.append(_denied(winner, others))
     else:
@@ -201,6 +204,19 @@ def _denied(winner: Line, others: Sequence[Line]) -> str:
         f"{warm['worker']} holds {_hit(warm):,} tokens of the prompt, but its first token is predicted after "
         f"{milliseconds(_ttft(warm))}; warmth is not worth that wait beside {milliseconds(_ttft(winner))} on "
         f"{winner['worker']}."
+    )
+
+
+def _full(winner: Line, others: Sequence[Line]) -> str:
+    warm = min((c for c in others if _hit(c)), key=_total, default=others[0])
+    shares = warm.get("shares")
+    taken = shares if isinstance(shares, Mapping) else {}
+    has = "has the prefix as well" if _hit(winner) else "gets a copy of the prefix"
+    return (
+        f"Of the time of {warm['worker']}, requests with this prefix have taken "
+        f"{float(taken.get('prefix_share') or 0.0):.0%} lately, and warm requests "
+        f"{float(taken.get('warm_share') or 0.0):.0%}: the rest is kept for others, and {winner['worker']} "
+        f"{has}."
     )
 
 

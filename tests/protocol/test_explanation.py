@@ -99,6 +99,21 @@ def test_a_denied_warm_worker_is_named_with_what_it_would_have_cost():
     assert "110.0 ms on b:1" in said
 
 
+def test_a_worker_that_is_full_is_named_with_who_filled_it():
+    shares = {"prefix_share": 0.62, "warm_share": 0.7}
+    full = candidate("a:1", prefill=20.0, cached_tokens=800, shares=shares)
+    said = why(COLD, full, decision="warm-denied-share")
+    assert "Of the time of a:1, requests with this prefix have taken 62%" in said
+    assert "warm requests 70%" in said
+    assert "b:1 gets a copy of the prefix" in said
+    copy = {**COLD, "cached_tokens": 800}
+    assert "b:1 has the prefix as well" in why(copy, full, decision="warm-denied-share")
+
+
+def test_a_cold_pool_is_named_as_the_reason():
+    assert "serves cold requests only" in why(COLD, WARM, decision="cold-pool")
+
+
 def test_load_only_says_what_kept_us_from_more():
     assert "load alone decided: too-long" in why(COLD, WARM, decision="load-only", load_only="too-long")
 
