@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -193,8 +194,17 @@ _process_reader: PromptReader | None = None  # of a process of the pool: what it
 def _begin(spec: EncoderSpec, custom: Mapping[str, str]) -> None:
     global _process_reader  # noqa: PLW0603 - how a pool hands a process its tools
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _process_reader = _reader(spec, custom)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends no pool."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _read_batch(batch: list[tuple[int, bytes]]) -> list[LineResult]:

@@ -1,4 +1,8 @@
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +82,28 @@ pools:
     assert (spec.model_dir, spec.fast) == (tiny_model_path(), "off")
     assert dict(spec.template_kwargs) == {"enable_thinking": False}
     assert "pool blue" in spec.note
+
+
+def test_processes_end_with_a_parent_that_is_killed():
+    command = [sys.executable, "-m", "extproc", "analyze", "-", "--jobs", "2", "--quiet"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as parent:
+        assert parent.stdin is not None
+        for line in planted_log("none").lines() * 60:  # enough for a batch for each
+            parent.stdin.write(line)
+        parent.stdin.flush()
+        waited(lambda: len(children(parent.pid)) >= 3, "a tracker and two processes")
+        workers = children(parent.pid)
+        parent.kill()
+        waited(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers), "their end")
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def waited(condition, what: str) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)

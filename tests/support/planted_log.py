@@ -130,7 +130,7 @@ def planted_log(kind: str, *, requests: int = 40, documents: int = 4, seed: int 
 def many_lines(count: int, seed: int = 0, tenants: int = 50) -> Iterator[bytes]:
     """Any number of lines of a mixed log: shared templates, documents, conversations, unique prompts."""
     rng = Random(seed)
-    systems = [words(Random(at), 60, VOCABULARY) for at in range(20)]
+    systems = [words(Random(at), 40, VOCABULARY) for at in range(20)]
     sessions: list[list[dict[str, str]]] = []
     for number in range(count):
         draw = rng.random()
@@ -138,20 +138,20 @@ def many_lines(count: int, seed: int = 0, tenants: int = 50) -> Iterator[bytes]:
         if draw < 0.35 and sessions:
             messages = sessions[rng.randrange(len(sessions))]
             messages += [
-                {"role": "assistant", "content": words(rng, 25, VOCABULARY)},
-                {"role": "user", "content": words(rng, 15, VOCABULARY)},
+                {"role": "assistant", "content": words(rng, 10, VOCABULARY)},
+                {"role": "user", "content": words(rng, 8, VOCABULARY)},
             ]
             if len(messages) > 16:
                 sessions.remove(messages)
         elif draw < 0.65:
-            document = words(Random(1000 + int(rng.paretovariate(0.5)) % 5000), 120, VOCABULARY)
+            document = words(Random(1000 + int(rng.paretovariate(0.5)) % 5000), 50, VOCABULARY)
             stamp = f"Time: {_timestamp(rng)}\n" if rng.random() < 0.3 else ""
             messages = [
                 system,
-                {"role": "user", "content": f"{stamp}{document}\n{words(rng, 12, VOCABULARY)}"},
+                {"role": "user", "content": f"{stamp}{document}\n{words(rng, 8, VOCABULARY)}"},
             ]
         else:
-            messages = [system, {"role": "user", "content": words(rng, 40, VOCABULARY)}]
+            messages = [system, {"role": "user", "content": words(rng, 15, VOCABULARY)}]
             sessions.append(messages)
             if len(sessions) > 500:
                 sessions.pop(0)
