@@ -206,6 +206,7 @@ def _curl_lines(stack: Stack, console: Console) -> None:
     body = json.dumps(
         {"model": stack.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Hello there"}]}
     )
+    console.print(f"\nStatus page: {stack.status_page}", markup=False, highlight=False)
     console.print("\nStill running. Try, from another terminal (Ctrl-C here ends it):", style="bold")
     for line in (
         f"curl -s {stack.url}/v1/models",

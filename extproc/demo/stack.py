@@ -70,6 +70,7 @@ class Stack:
         self.decisions = directory / "decisions.jsonl"
         self.model = "tiny"
         self.url = ""
+        self.status_page = ""
 
     async def __aenter__(self) -> Self:
         try:
@@ -148,6 +149,8 @@ class Stack:
         )
         await self._cleanup.enter_async_context(child)
         line = await self._line(child, lambda text: "listening on " in text)
+        page = await self._line(child, lambda text: "status page: " in text)
+        self.status_page = page.rsplit("status page: ", 1)[1].strip()
         return line.rsplit("listening on ", 1)[1].strip()
 
     def router_config(self, engines: list[Engine]) -> dict[str, Any]:
@@ -157,6 +160,7 @@ class Stack:
             "policy": self._settings.policy,
             "seed": 1,
             "decision_log": {"path": str(self.decisions)},
+            "admin": {"listen": "127.0.0.1:0"},
             "pools": [
                 {
                     "name": "default",

@@ -3,6 +3,7 @@ import json
 import signal
 import sys
 
+import aiohttp
 import pytest
 
 from extproc.cli import main
@@ -96,6 +97,9 @@ async def test_kept_it_runs_until_interrupted_and_says_what_to_try(mark, tmp_pat
         line = await asyncio.wait_for(process.stderr.readline(), 120)
         assert line
         lines.append(line.decode())
+    page = next(line for line in lines if "Status page: " in line).split("Status page: ")[1].strip()
+    async with aiohttp.ClientSession() as client, client.get(f"{page}state") as reply:
+        assert len((await reply.json())["workers"]) > 1
     tries = [line.strip() for line in lines[-3:]]
     for command, words in zip(tries, ('"tiny"', '"usage"', '"selected_worker"'), strict=True):
         shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)

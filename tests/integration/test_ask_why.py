@@ -1,4 +1,4 @@
-"""Through a real Envoy: log, command and server tell alike what happened, and the journal decides it again."""
+"""Through a real Envoy: log, command and server tell alike what happened; the journal decides it again."""
 
 import asyncio
 import json
