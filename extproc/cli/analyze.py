@@ -110,6 +110,11 @@ def run(args: argparse.Namespace) -> int:
         about["problems"].append(
             "the log holds token ids, which are exact; give --tokenizer to tell what breaks prefixes"
         )
+    if analyzer.counts.bad and not analyzer.requests:
+        about["problems"].append(
+            "one request (or list of requests) per line is read; of a document spread over lines, "
+            "`jq -c . FILE` makes one line"
+        )
     report = report_of(analyzer, decode, about, show_text=args.show_text)
     if args.html is not None:
         _write(args.html, html_report(report, _command(args)))

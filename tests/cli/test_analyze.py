@@ -92,7 +92,9 @@ def test_a_log_without_requests_is_exit_code_1(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text("nothing\n{\n")
     assert analyze(path) == 1
-    assert "cut off" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "cut off" in shown
+    assert "jq -c" in shown
 
 
 @pytest.mark.parametrize(
