@@ -285,6 +285,7 @@ class App:
             health=self.health,
             eds=self.eds,
             max_body_bytes=config.limits.body_bytes,
+            tls=None if config.tls is None else config.tls.files(),
         )
         self._cleanup.push_async_callback(self.server.stop, _STOP_GRACE_S)
         self._update_health()

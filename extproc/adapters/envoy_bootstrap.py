@@ -112,6 +112,20 @@ class PoolWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterTls:
+    """TLS from Envoy to the routers: paths of PEM files, as Envoy sees them.
+
+    `name` is a DNS name the routers' certificate must have; None takes any of the authority `ca`.
+    `certificate` and `key` are Envoy's own, for routers that ask for one.
+    """
+
+    ca: str
+    name: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EnvoySettings:
     """What an installation may choose. Durations in seconds, sizes in bytes.
 
@@ -123,6 +137,7 @@ class EnvoySettings:
         forwarded_namespaces: metadata of other filters that the router is shown.
         request_attributes: attributes of requests and connections that the router is shown.
         routers: `host:port` of the Warmroute replicas (ext_proc and access log on one port).
+        router_tls: how to speak TLS to them; None: plain text.
         listen_address: address of the listener clients use.
         listen_port: its port; 0 lets the system choose (ask the admin interface for it).
         admin_address: address of Envoy's admin interface.
@@ -165,6 +180,7 @@ class EnvoySettings:
     forwarded_namespaces: tuple[str, ...] = ()
     request_attributes: tuple[str, ...] = ()
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
+    router_tls: RouterTls | None = None
     listen_address: str = "0.0.0.0"
     listen_port: int = 10_000
     admin_address: str = "127.0.0.1"

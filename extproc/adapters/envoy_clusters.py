@@ -12,7 +12,9 @@ from envoy_data_plane.envoy.extensions.clusters.dns import v3 as dns_cluster
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request import v3 as least_request
 from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override_host
 from envoy_data_plane.envoy.extensions.load_balancing_policies.subset import v3 as subset
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls_v3
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstreams
+from envoy_data_plane.envoy.type.matcher import v3 as matcher_v3
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
@@ -21,6 +23,7 @@ from extproc.adapters.envoy_bootstrap import (
     EdsFileWorkers,
     EdsServiceWorkers,
     EnvoySettings,
+    RouterTls,
     Workers,
 )
 from extproc.protocol.addresses import Address, parse_address
@@ -171,7 +174,7 @@ def worker_balancing(settings: EnvoySettings, *, named_only: bool = False) -> cl
 
 def router_cluster(settings: EnvoySettings) -> cluster_v3.Cluster:
     """The Warmroute replicas: ext_proc and, if there is only one, the access log."""
-    return _router_cluster(ROUTER, settings.router_addresses)
+    return _router_cluster(ROUTER, settings.router_addresses, settings.router_tls)
 
 
 def log_clusters(settings: EnvoySettings) -> list[str]:
@@ -184,12 +187,42 @@ def log_clusters(settings: EnvoySettings) -> list[str]:
     return [ROUTER] if count == 1 else [f"{ROUTER}-log-{number}" for number in range(1, count + 1)]
 
 
-def router_log_cluster(name: str, where: Address) -> cluster_v3.Cluster:
+def router_log_cluster(name: str, where: Address, tls: RouterTls | None) -> cluster_v3.Cluster:
     """One of several Warmroute replicas: its access log."""
-    return _router_cluster(name, [where])
+    return _router_cluster(name, [where], tls)
 
 
-def _router_cluster(name: str, addresses: Iterable[Address]) -> cluster_v3.Cluster:
+def _router_transport(tls: RouterTls) -> core.TransportSocket:
+    names = []
+    if tls.name is not None:
+        names = [
+            tls_v3.SubjectAltNameMatcher(
+                san_type=tls_v3.SubjectAltNameMatcherSanType.DNS,
+                matcher=matcher_v3.StringMatcher(exact=tls.name),
+            )
+        ]
+    own = []
+    if tls.certificate is not None and tls.key is not None:
+        own = [
+            tls_v3.TlsCertificate(
+                certificate_chain=core.DataSource(filename=tls.certificate),
+                private_key=core.DataSource(filename=tls.key),
+            )
+        ]
+    context = tls_v3.UpstreamTlsContext(
+        sni=tls.name or "",
+        common_tls_context=tls_v3.CommonTlsContext(
+            alpn_protocols=["h2"],
+            tls_certificates=own,
+            validation_context=tls_v3.CertificateValidationContext(
+                trusted_ca=core.DataSource(filename=tls.ca), match_typed_subject_alt_names=names
+            ),
+        ),
+    )
+    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=Any.pack(context))
+
+
+def _router_cluster(name: str, addresses: Iterable[Address], tls: RouterTls | None) -> cluster_v3.Cluster:
     cluster = cluster_v3.Cluster(
         name=name,
         connect_timeout=seconds(0.25),
@@ -208,6 +241,8 @@ def _router_cluster(name: str, addresses: Iterable[Address]) -> cluster_v3.Clust
             )
         },
     )
+    if tls is not None:
+        cluster.transport_socket = _router_transport(tls)
     _set_addresses(cluster, addresses)
     return cluster
 

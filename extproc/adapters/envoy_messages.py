@@ -75,7 +75,10 @@ def clusters(settings: EnvoySettings) -> list[cluster_v3.Cluster]:
     found = [workers_cluster(settings, one) for one in worker_clusters(settings)]
     found.append(router_cluster(settings))
     if len(settings.routers) > 1:
-        found += map(router_log_cluster, log_clusters(settings), settings.router_addresses)
+        found += [
+            router_log_cluster(name, where, settings.router_tls)
+            for name, where in zip(log_clusters(settings), settings.router_addresses, strict=True)
+        ]
     if settings.trace_collector is not None:
         found.append(collector_cluster(settings.trace_collector))
     return found

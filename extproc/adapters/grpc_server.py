@@ -9,6 +9,7 @@ from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService
 from extproc.adapters.health_server import HealthService
+from extproc.adapters.server_tls import TlsFiles, server_credentials
 from extproc.core.errors import WarmrouteError
 from extproc.pb import access_log_pb2, discovery_pb2, ext_proc_pb2, health_pb2
 from extproc.protocol.addresses import parse_address
@@ -49,17 +50,20 @@ async def start_grpc_server(
     health: HealthService,
     eds: EdsService,
     max_body_bytes: int,
+    tls: TlsFiles | None = None,
 ) -> GrpcServer:
-    """Listen on `address` (`host:port`; port 0 takes a free one) and serve.
+    """Listen on `address` (`host:port`; port 0 takes a free one) and serve, in plain text unless `tls` says.
 
     Messages may be twice as long as a body: one that is over the body limit, but not absurdly, then gets a
     clean 413 from us instead of a gRPC error.
 
     Raises:
         AddressError: `address` is not `host:port`. (gRPC itself would take a default port.)
+        TlsError: the files of `tls` cannot be used.
         WarmrouteError: the address cannot be bound.
     """
     parse_address(address, lowest_port=0)
+    credentials = None if tls is None else server_credentials(tls)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", min(2 * max_body_bytes + (1 << 20), (1 << 31) - 1)),
@@ -71,7 +75,10 @@ async def start_grpc_server(
     )
     server.add_generic_rpc_handlers(_handlers(ext_proc, access_log, health, eds))
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise WarmrouteError(f"cannot listen on {address}: is the port in use, the address ours?") from error
     await server.start()

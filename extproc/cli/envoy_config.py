@@ -17,6 +17,7 @@ from extproc.adapters.envoy_bootstrap import (
     EnvoyConfigError,
     EnvoySettings,
     PoolWorkers,
+    RouterTls,
     StaticWorkers,
     Workers,
     bootstrap,
@@ -140,6 +141,7 @@ def envoy_settings(
         # Where tenants are restricted no path may go past the router: engines generate on several.
         routed_prefixes=("/",) if config.fail_closed else DEFAULT_PREFIXES,
         routers=tuple(envoy.router) or (here,),
+        router_tls=_router_tls(config),
         listen_address=listen.host,
         listen_port=listen.port,
         admin_address=admin.host,
@@ -155,6 +157,16 @@ def envoy_settings(
         trace_collector=envoy.trace_collector,
         trace_percent=envoy.trace_percent,
     )
+
+
+def _router_tls(config: configuration.Config) -> RouterTls | None:
+    tls = config.envoy.router_tls
+    if tls is None:
+        if config.tls is not None:
+            raise EnvoyConfigError("with `tls`, Envoy must know our authority: set `envoy.router_tls.ca`")
+        return None
+    own = (str(path) if path is not None else None for path in (tls.certificate, tls.key))
+    return RouterTls(str(tls.ca), tls.name, *own)
 
 
 def _overridden(settings: EnvoySettings, args: argparse.Namespace) -> EnvoySettings:

@@ -1,13 +1,14 @@
 """`warmroute health`: ask a running Warmroute whether it is alive or ready. For container health checks."""
 
 import argparse
+import http.client
 
 import grpc
 
 from extproc import config as configuration
 from extproc.core.errors import WarmrouteError
 from extproc.pb import health_pb2
-from extproc.protocol.addresses import Address, parse_address
+from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_picker import HEALTH_SERVICE
 
 HELP = "ask a running Warmroute whether it is alive or ready (exit code 0 or 1)"
@@ -36,7 +37,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         WarmrouteError: nobody answers in time, or the address is none.
     """
-    address = _target(args)
+    config = None if args.config is None else configuration.load(args.config)
+    if config is not None and config.tls is not None:
+        return _ask_admin(config.admin.listen, args.service, args.timeout)
+    address = parse_address(args.address if config is None else config.listen)
+    address = address._replace(host=_ANY_HOST.get(address.host, address.host))
     with grpc.insecure_channel(str(address)) as channel:
         check = channel.unary_unary(
             f"/{HEALTH_SERVICE}/Check",
@@ -52,7 +57,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
 
 
-def _target(args: argparse.Namespace) -> Address:
-    listen = configuration.load(args.config).listen if args.config is not None else args.address
+def _ask_admin(listen: str, service: str, timeout: float) -> int:
+    """With TLS, gRPC may want a certificate that we do not have; the admin server asks for nothing."""
+    if not listen:
+        raise WarmrouteError("with `tls`, health is asked of the admin server: set `admin.listen`")
     address = parse_address(listen)
-    return address._replace(host=_ANY_HOST.get(address.host, address.host))
+    address = address._replace(host=_ANY_HOST.get(address.host, address.host))
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+    try:
+        connection.request("GET", "/livez" if service == "liveness" else "/readyz")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise WarmrouteError(f"no answer from {address}: {error}") from error
+    finally:
+        connection.close()
+    serving = status == http.HTTPStatus.OK
+    print(f"{service}: {'SERVING' if serving else 'NOT_SERVING'}")
+    return 0 if serving else 1

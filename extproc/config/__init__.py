@@ -7,7 +7,7 @@ from extproc.config.operations import Admin, Journal
 from extproc.config.pools import Discovery, Dns, Kubernetes, KvEvents, Model, Pool, Revision, StaticWorker
 from extproc.config.rollout import Rollout, TrafficClass
 from extproc.config.root import Config
-from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
+from extproc.config.service import DecisionLog, Envoy, Limits, RouterTls, Scrape, Tls
 from extproc.config.tenants import Identity, JwtClaim, MetadataKey, SaltKey, Tenant, Tenants, book_of
 
 __all__ = [
@@ -30,11 +30,13 @@ __all__ = [
     "Pool",
     "Revision",
     "Rollout",
+    "RouterTls",
     "SaltKey",
     "Scrape",
     "StaticWorker",
     "Tenant",
     "Tenants",
+    "Tls",
     "TrafficClass",
     "book_of",
     "load",

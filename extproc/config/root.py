@@ -9,7 +9,7 @@ from extproc.config.cost import Cost
 from extproc.config.operations import Admin, Journal
 from extproc.config.pools import Pool
 from extproc.config.rollout import Rollout
-from extproc.config.service import DecisionLog, Envoy, Limits, Scrape
+from extproc.config.service import DecisionLog, Envoy, Limits, Scrape, Tls
 from extproc.config.tenants import Tenants
 from extproc.core.router import RouterSettings
 
@@ -18,6 +18,7 @@ class Config(Section):
     """Everything `warmroute serve` needs."""
 
     listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
+    tls: Tls | None = None
     pools: Annotated[list[Pool], Field(min_length=1)]
     aliases: dict[str, str] = Field(
         default_factory=dict, description="model names that stand for others; the body is rewritten"

@@ -1,11 +1,12 @@
 """How the service reads engines, bounds what comes from outside, logs, and what Envoy it expects."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from extproc.adapters.decision_writer import LogSettings
+from extproc.adapters.server_tls import TlsFiles
 from extproc.config.base import Seconds, Section
 
 
@@ -50,12 +51,47 @@ class DecisionLog(Section):
         return LogSettings(self.sample, frozenset(self.redact), round(self.max_mb * 1e6), self.keep)
 
 
+class Tls(Section):
+    """TLS of the gRPC port. Without it, plain text. The files are read again when they change."""
+
+    certificate: Path = Field(description="PEM file with our certificate and what leads to its authority")
+    key: Path = Field(description="PEM file with its key")
+    client_ca: Path | None = Field(
+        None,
+        description="PEM file; clients must show a certificate of this authority; null: none is asked for",
+    )
+
+    def files(self) -> TlsFiles:
+        """The server's form of it."""
+        return TlsFiles(self.certificate, self.key, self.client_ca)
+
+
+class RouterTls(Section):
+    """How Envoy speaks TLS to us."""
+
+    ca: Path = Field(description="PEM file with the authority of our certificate, as Envoy sees it")
+    name: str | None = Field(
+        None, description="DNS name our certificate must have; null: any of that authority"
+    )
+    certificate: Path | None = Field(
+        None, description="PEM file with Envoy's certificate, for `tls.client_ca`"
+    )
+    key: Path | None = Field(None, description="PEM file with its key")
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("`certificate` and `key` belong together: name both or none")
+        return self
+
+
 class Envoy(Section):
     """What `warmroute envoy-config` builds."""
 
     listen: str = Field("0.0.0.0:10000", description="where clients connect")
     admin: str = Field("127.0.0.1:9901", description="Envoy's admin interface")
     router: list[str] = Field(default_factory=list, description="where Envoy finds us; default: `listen`")
+    router_tls: RouterTls | None = None
     body_mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = Field(
         "BUFFERED", description="how Envoy hands us bodies"
     )

@@ -13,6 +13,7 @@ from extproc.adapters.envoy_bootstrap import (
     EnvoyConfigError,
     EnvoySettings,
     PoolWorkers,
+    RouterTls,
     StaticWorkers,
     bootstrap,
     to_yaml,
@@ -20,7 +21,7 @@ from extproc.adapters.envoy_bootstrap import (
 )
 from extproc.cli import main
 from extproc.cli.envoy_config import envoy_settings
-from extproc.config import parse
+from extproc.config import ConfigError, parse
 
 STATIC = {"static": ["10.0.0.1:8000"]}
 
@@ -252,3 +253,17 @@ def test_the_salts_key_need_not_be_on_the_machine_that_builds_the_configuration(
     path.write_text(yaml.safe_dump({"pools": [{"discovery": STATIC}], "tenants": salted}))
     assert main(["envoy-config", "-c", str(path)]) == 0
     assert "failure_mode_allow" not in capsys.readouterr().out
+
+
+def test_tls_to_us_needs_our_authority():
+    tls = {"certificate": "/tls/cert.pem", "key": "/tls/key.pem"}
+    with pytest.raises(EnvoyConfigError, match=r"set `envoy\.router_tls\.ca`"):
+        settings(STATIC, tls=tls)
+    known = {"ca": "/tls/ca.pem", "name": "warmroute.llm.svc"}
+    assert settings(STATIC, tls=tls, envoy={"router_tls": known}).router_tls == RouterTls(
+        "/tls/ca.pem", "warmroute.llm.svc"
+    )
+    # Where something else ends TLS for us.
+    assert settings(STATIC, envoy={"router_tls": known}).router_tls is not None
+    with pytest.raises(ConfigError, match="belong together"):
+        settings(STATIC, envoy={"router_tls": {**known, "key": "/tls/own.pem"}})

@@ -1,9 +1,11 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 
 from extproc.cli import main
 from tests.support.grpc_host import RecordingRouting, running
+from tests.support.http import Upstream
 from tests.support.ports import free_port
 
 
@@ -30,3 +32,25 @@ async def test_readiness_and_liveness(tmp_path, capsys):
 def test_nobody_there(capsys, address):
     assert main(["health", "--address", address, "--timeout", "1"]) == 2
     assert address in capsys.readouterr().err
+
+
+async def test_with_tls_the_admin_server_is_asked(tmp_path, capsys):
+    status = {"/livez": 200, "/readyz": 503}
+
+    async def answer(request, _received):
+        return web.Response(status=status[request.path])
+
+    async with Upstream(answer) as admin:
+        config = tmp_path / "warmroute.yaml"
+        tls = "tls: {certificate: cert.pem, key: key.pem}"
+        pools = "pools: [{discovery: {static: [10.0.0.1:8000]}}]"
+        config.write_text(f"admin: {{listen: '{admin.endpoint}'}}\n{tls}\n{pools}\n")
+        assert await ask("-c", str(config), "--service", "liveness") == 0
+        assert await ask("-c", str(config)) == 1
+        assert capsys.readouterr().out == "liveness: SERVING\nreadiness: NOT_SERVING\n"
+        config.write_text(f"admin: {{listen: ''}}\n{tls}\n{pools}\n")
+        assert await ask("-c", str(config)) == 2
+        assert "set `admin.listen`" in capsys.readouterr().err
+    config.write_text(f"admin: {{listen: '127.0.0.1:{free_port()}'}}\n{tls}\n{pools}\n")
+    assert await ask("-c", str(config)) == 2
+    assert "no answer from 127.0.0.1" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.routing import HttpRequest
+from extproc.adapters.server_tls import TlsFiles
 from extproc.core.types import Completion
 from extproc.pb import access_log_pb2, discovery_pb2, ext_proc_pb2, health_pb2
 from extproc.protocol.ext_proc_messages import Answer, Route
@@ -140,6 +141,7 @@ async def running(
     settings: ExtProcSettings | None = None,
     receive_limit: int | None = None,
     address: str = "127.0.0.1:0",
+    tls: TlsFiles | None = None,
 ) -> AsyncIterator[Host]:
     """A host; `receive_limit` is the client's, in bytes per message."""
     settings = settings or ExtProcSettings(max_body_bytes=8 << 20)
@@ -157,6 +159,7 @@ async def running(
         health=health,
         eds=eds,
         max_body_bytes=settings.max_body_bytes,
+        tls=tls,
     )
     options = [("grpc.max_receive_message_length", receive_limit)] if receive_limit else []
     channel = grpc.aio.insecure_channel(server.address, options=options)
