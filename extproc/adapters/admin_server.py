@@ -107,8 +107,9 @@ class AdminServer:
             await site.start()
         except OSError as error:
             await runner.cleanup()
+            why = os.strerror(error.errno or 0)
             raise AdminError(
-                f"admin: cannot listen on {listen}: {os.strerror(error.errno or 0)}; set `admin.listen` to a free address, "
+                f"admin: cannot listen on {listen}: {why}; set `admin.listen` to a free address, "
                 "or to nothing to do without"
             ) from error
         self._runner = runner
@@ -123,7 +124,7 @@ class AdminServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._only_loopback and not _is_loopback(request.url.host or ""):
+        if self._only_loopback and not _is_loopback(_name_in(request.headers.get("Host", "localhost"))):
             reply: web.StreamResponse = web.Response(status=403, text=_LOOPBACK_ONLY)
         elif request.path not in _OPEN and not self._may(request):
             reply = web.Response(
@@ -194,11 +195,19 @@ class AdminServer:
         return web.Response(body=_ENCODER.encode(found), content_type="application/json")
 
 
+def _name_in(host: str) -> str:
+    """The name or address in a Host header, whatever else is in it."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.rpartition(":")
+    return name if port.isdecimal() else host
+
+
 def _is_loopback(host: str) -> bool:
     if host in ("localhost", "localhost.") or host.endswith(".localhost"):
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

@@ -140,6 +140,21 @@ async def test_a_web_page_cannot_read_it_under_a_name_of_its_own(watched, host):
     assert (await get(watched, "/state", Host=host))[0] == 403
 
 
+@pytest.mark.parametrize(
+    "host", [b"[", b"", b"a b", b"[::2]", b"127.0.0.1@evil", b"\xff", b"x" * 5000, b":80"]
+)
+@pytest.mark.parametrize("path", [b"/state", b"//state", b"/explain/%ff%00", b"/explain/..%2f.."])
+async def test_a_host_that_is_none_is_refused_without_a_fault(watched, host, path, caplog):
+    where, port = watched.admin.address.split(":")
+    reader, writer = await asyncio.open_connection(where, int(port))
+    writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    await writer.wait_closed()
+    assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400"))
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("host", ["localhost", "localhost:1234", "127.0.0.1", "[::1]:80", "app.localhost"])
 async def test_loopback_names_are_fine(watched, host):
     assert (await get(watched, "/state", Host=host))[0] == 200
