@@ -2,6 +2,7 @@
 never less; every lease ends once."""
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
-from extproc.core.types import Completion, Outcome
+from extproc.core.types import Completion, Member, Outcome, Reason
 from tests.core.test_router import make_router
 from tests.support.core import members, metrics, request, stored, worker
 
@@ -236,3 +237,44 @@ def test_served_by_one_that_is_no_candidate_changes_no_load():
     assert router.ledger.load(decision.chosen.worker, 0.1) == before
     released = router.release(decision.lease_id, Completion(Outcome.FINISHED), 0.2)
     assert released.completion.served_by == "192.0.2.1:80"
+
+
+def test_a_cold_pool_serves_cold_requests_and_a_warm_one_only_if_nobody_else_can():
+    router = make_router(0)
+    pool, regular = Member(worker(0).endpoint, cold=True), Member(worker(1).endpoint)
+    router.on_membership([pool, regular], 0.0)
+    router.on_kv_events(worker(0), [stored(range(1, 321))], 0.0)
+    warm = router.schedule(request(range(1, 330)), 1.0)
+    assert warm.chosen.worker == worker(1)  # the only one that holds it is kept for cold requests
+    for n in range(3):  # keeps the regular one busy
+        router.schedule(request(range(n * 5000, n * 5000 + 900), subset=frozenset({worker(1).endpoint})), 1.0)
+    cold = router.schedule(request(range(90_000, 90_500)), 1.1)
+    assert (cold.chosen.worker, cold.reason) == (worker(0), Reason.COLD_POOL)
+    router.on_membership([pool], 2.0)
+    assert router.schedule(request(range(1, 330)), 2.1).chosen.worker == worker(0)
+
+
+def test_a_prefix_too_hot_for_one_worker_is_copied_to_one_more_and_then_to_the_next():
+    router = make_router(3)
+    prefix, chosen = range(1, 3201), []
+    for n in range(200):
+        now = 10.0 + n * 0.05
+        ask = request([*prefix, 50_000 + n], max_output=None, expected_output_tokens=400)
+        decision = router.schedule(ask, now)
+        router.release(decision.lease_id, Completion(Outcome.CANCELLED), now + 0.01)
+        if not decision.chosen.cached_tokens:
+            at = worker_number(decision.chosen.worker)
+            router.on_kv_events(worker(at), [stored(prefix, first_handle=1)], now + 0.02)
+        chosen.append((decision.reason, decision.chosen.cached_tokens > 0, decision.chosen.worker))
+    copies = [n for n, (_, held, _) in enumerate(chosen) if not held]
+    denied = [n for n, (reason, _, _) in enumerate(chosen) if reason is Reason.WARM_DENIED_SHARE]
+    assert len(copies) <= 3
+    assert copies[0] == 0
+    assert copies[1] in denied
+    # The copy takes its part before another one is made.
+    assert all(later - earlier > 20 for earlier, later in pairwise(copies))
+    assert len({name for _, _, name in chosen}) == len(copies) >= 2
+
+
+def worker_number(name):
+    return int(name.endpoint.split(".")[3].split(":")[0])
