@@ -1,8 +1,7 @@
 """TLS of our gRPC port: certificate and key from files, read again when they change.
 
 Certificates are renewed while we run (cert-manager, SPIFFE helpers, mounted Secrets): every new connection
-gets the one in the files. Files that cannot be used, as in the middle of a renewal, leave the last good one in
-force.
+gets the one in the files. Files that cannot be used, as in the middle of a renewal, leave the last good one.
 """
 
 import logging
