@@ -15,6 +15,7 @@ from tests.support.envoy import on_loopback
 from tests.support.full_stack import FullStack
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
+from tests.support.kubernetes_api import KubernetesApi, endpoint
 from tests.support.mesh import CHAT
 from tests.support.sim_engine import SimEngine
 
@@ -102,6 +103,39 @@ async def test_a_worker_comes_and_goes_under_load_without_a_failed_request(tmp_p
         # Leases of a worker that left are written off when it leaves; everything else is accounted for.
         others = [e for e in stack.log_entries().values() if e["outcome"] != "finished"]
         assert {(e["outcome"], e["selected_worker"]) for e in others} <= {("lost", one.endpoint)}
+
+
+async def test_pods_of_a_kubernetes_service_reach_envoy(tmp_path):
+    def slice_of(engine, **conditions):
+        host, _, port = engine.endpoint.rpartition(":")
+        ports = [{"name": "http", "port": int(port), "protocol": "TCP"}]
+        return (f"vllm-{port}", [endpoint(host, **(conditions or {"ready": True}))]), {"ports": ports}
+
+    async def put(api, engine, **conditions):
+        (name, endpoints), fields = slice_of(engine, **conditions)
+        await api.put(name, endpoints, **fields)
+
+    async with SimEngine() as one, SimEngine() as two, KubernetesApi() as api:
+        await put(api, one)
+        kubernetes = {"service": "vllm", "port": "http", "kubeconfig": str(api.kubeconfig(tmp_path))}
+        pool = {"discovery": {"kubernetes": kubernetes}, "kv_events": {"enabled": False}}
+        async with FullStack(tmp_path, [], pool=pool) as stack:
+            assert (await stack.chat("Anybody?")).status == 200
+            assert answered(one) == 1
+            # One more pod is ready, then the first shuts down.
+            await put(api, two)
+            await stack.until(lambda: f"worker {two.endpoint} joined" in stack.router_log())
+            await put(api, one, ready=False, serving=True, terminating=True)
+            await stack.until(lambda: f"worker {one.endpoint} left" in stack.router_log())
+            before = answered(one)
+            for number in range(5):
+                assert (await stack.chat(f"And now? {number}")).status == 200
+            assert (answered(one), answered(two)) == (before, 5)
+            # The API server is away: nothing changes.
+            api.refuse = 500
+            await api.disconnect()
+            await stack.until(lambda: "the last good list stays" in stack.router_log())
+            assert (await stack.chat("Still there?")).status == 200
 
 
 async def test_envoy_keeps_its_list_while_no_router_is_there_and_takes_no_incomplete_one(start_envoy):
