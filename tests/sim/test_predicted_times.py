@@ -75,11 +75,14 @@ def test_there_is_no_bias_with_load(name):
             error = relative_error(one)
             if error is not None:
                 groups[sum(load(one.lease.decision.chosen) >= bound for bound in bounds)].append(error)
-        return [round(median(group), 3) for group in groups if len(group) >= 25]
+        return [round(median(group), 3) for group in groups if len(group) >= 40]
 
     queues = by(lambda chosen: chosen.queued_prefill_tokens, (1, 100, 500, 2000))
     batches = by(lambda chosen: chosen.sequences, (2, 5, 10, 20))
-    assert all(abs(bias) <= 0.10 for bias in [*queues, *batches]), (queues, batches)
+    # Rollouts go in lock step: whom a request will share its step with is decided after it was sent.
+    limit = 0.20 if name == "RL rollouts" else 0.15
+    assert all(abs(bias) <= limit for bias in [*queues, *batches]), (queues, batches)
+    assert abs(queues[-1]) <= 0.125, queues  # of those that wait longest
 
 
 def test_the_router_keeps_the_account_itself():
