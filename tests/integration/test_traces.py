@@ -2,11 +2,16 @@
 
 import dataclasses
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from extproc.adapters.envoy_bootstrap import EnvoySettings, StaticWorkers
 from extproc.core.types import CostBreakdown
+from extproc.protocol.ext_proc_messages import Route
+from tests.support.envoy import OLDER_VERSIONS, older_envoy
 from tests.support.full_stack import FullStack, Worker
+from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
 from tests.support.otlp import OtlpCollector
 from tests.support.sim_engine import SimEngine
@@ -19,6 +24,7 @@ INGRESS, CALL, UPSTREAM = (
     "async envoy.service.ext_proc.v3.ExternalProcessor.Process egress",
     "router workers egress",
 )
+CURRENT = "1.40"
 PROMPT = "What does the collector see of a request that passes through all of this? " * 4
 
 
@@ -143,6 +149,30 @@ async def test_engines_hang_below_our_decision_where_envoy_does_not_trace(tmp_pa
         _version, trace, parent, flags = received.headers["traceparent"].split("-")
         assert (trace, parent) == (decision.trace, decision.id)
         assert int(flags, 16) & 1  # sampled
+
+
+@pytest.mark.parametrize("version", [*OLDER_VERSIONS, CURRENT])
+async def test_every_envoy_hands_its_context_to_router_and_engine(start_envoy, version):
+    major, minor = version.split(".")
+    async with OtlpCollector() as collector, Upstream() as engine:
+        routing = RecordingRouting(Route((engine.endpoint,), "lease-1", {"traceparent": "00-0-0-00"}))
+        async with running(routing) as host, aiohttp.ClientSession() as client:
+            settings = EnvoySettings(
+                workers=StaticWorkers((engine.endpoint,)),
+                routers=(host.server.address,),
+                envoy_version=(int(major), int(minor)),
+                trace_collector=collector.grpc_address,
+            )
+            envoy = await start_envoy(settings, binary=None if version == CURRENT else older_envoy(version))
+            async with client.post(f"{envoy.url}/v1/chat/completions", data=b"{}") as reply:
+                assert reply.status == 200
+            await collector.until_spans(lambda spans: len(spans) >= 3, "Envoy's spans")
+    spans = {span.id: span.name for span in collector.spans}
+    assert sorted(spans.values()) == sorted([INGRESS, CALL, UPSTREAM])
+    # Ours hangs below the call to us; what we sent to the engine is replaced by Envoy's own.
+    assert spans[routing.requests[0].trace_parent.split("-")[2]] == CALL
+    assert spans[engine.requests[0].headers["traceparent"].split("-")[2]] == UPSTREAM
+    assert len({span.trace for span in collector.spans}) == 1
 
 
 @pytest.mark.vllm
