@@ -1,8 +1,9 @@
 """What watching costs a request: `python -m tests.bench.bench_telemetry`.
 
 Requests go through the whole routing service (parse, render, tokenize, match, decide, and their end), with
-nothing watched, with metrics, and with metrics and spans. Modes take turns, so that they meet the same noise;
-the median of each is compared with that of the first, in the same run.
+nothing watched, with metrics, and with metrics and spans. Modes take turns, so that they meet the same noise,
+and processor time is measured, which others on the machine do not take; the median of each is compared with
+that of the first, in the same run.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ def requests(rng: Random) -> list[HttpRequest]:
 
 
 async def once(watched: WarmRoutingService, todo: list[HttpRequest]) -> float:
-    """Microseconds of processor time per request, from its arrival to its end; others on the machine take none."""
+    """Microseconds of processor time per request, from its arrival to its end."""
     began = time.process_time()
     for one in todo:
         answer = await watched.route(one)
