@@ -102,7 +102,7 @@ async def test_a_stream_that_dies_without_a_sound(tmp_path):
 
 
 async def test_an_engine_that_restarts_while_requests_go_on(tmp_path):
-    async with fleet(tmp_path, replay=True) as (stack, engines, traffic):
+    async with fleet(tmp_path, replay=True) as (_, engines, traffic):
         before = (await traffic.ask(90))[-40:]
         assert exact(before)
         victim = engines[0]
