@@ -151,9 +151,10 @@ def _print(
     percent = "100 %" if tally.exact == tally.requests else f"{min(share, 0.9999):.2%}"
     console.print(f"{done} ({percent}), in {took_s:.1f} s", style="green" if share == 1 else "red")
     if tally.drifts:
+        console.print(f"The first that differ: entries {', '.join(map(str, tally.drifts[:5]))}.")
         console.print(
-            f"The first that differ: entries {', '.join(map(str, tally.drifts[:5]))}. The journal was "
-            f"written by Warmroute {header.version or '?'}; replay it with that version and the same policies."
+            f"The journal was written by Warmroute {header.version or '?'}; replay it with that version and the "
+            "same policies."
         )
     if other is not None:
         _print_comparison(console, header, other, tally, show)
