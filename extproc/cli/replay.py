@@ -153,8 +153,8 @@ def _print(
     if tally.drifts:
         console.print(f"The first that differ: entries {', '.join(map(str, tally.drifts[:5]))}.")
         console.print(
-            f"The journal was written by Warmroute {header.version or '?'}; replay it with that version and the "
-            "same policies."
+            f"The journal was written by Warmroute {header.version or '?'}; "
+            "replay it with that version and the same policies."
         )
     if other is not None:
         _print_comparison(console, header, other, tally, show)
