@@ -18,14 +18,15 @@ A new prompt is judged by the deepest node it has in common with earlier ones (i
     rag-set           the paths had parted twice or more before: combinations of shared pieces
     document          anything else: one shared text with different ends
 
-Nodes are bounded in number, least recently used out first, the deeper before the shallower; one that was not
-used for an hour starts anew. Breadth may count a continuation again whose node had been dropped.
+Nodes are bounded in number, and their memory is fixed ([`prefix_nodes`](prefix_nodes.py)): about the least
+recently used makes room, the deeper before the shallower; one that was not used for an hour starts anew. Breadth
+may count a continuation again whose node had been dropped.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from extproc.core.prefix_nodes import NOWHERE, PrefixNodes
 
 
 class PrefixClass(StrEnum):
@@ -45,27 +46,18 @@ _TEMPLATE_BREADTH = 16
 _TEMPLATE_SHARE = 0.1  # of the prompts for its model
 _TEMPLATE_LIFETIME_S = 60.0
 _RAG_PARTINGS = 2
-_IDLE_S = 3600.0
 _MAX_GROUPS = 1024
 
 
-@dataclass(slots=True)
-class _Node:
-    first: float
-    last: float
-    born: int  # prompts of the group before its first use
-    uses: int = 0
-    breadth: int = 0
-    ended: bool = False
-    continued: int = 0  # prompts that went on from the end
-
-
 class PrefixClasses:
-    """Learns from every prompt it is shown. `max_nodes` bounds its memory, at about 200 bytes each."""
+    """Learns from every prompt it is shown. `max_nodes` sets its memory, taken at once: 4 MiB by default.
+
+    That is the last 2,000 prompts or so that have nothing in common, of some 8,000 tokens each in blocks of 16;
+    prompts that have much in common share their nodes.
+    """
 
     def __init__(self, max_nodes: int = 65_536) -> None:
-        self._max_nodes = max_nodes
-        self._nodes: OrderedDict[int, _Node] = OrderedDict()
+        self._nodes = PrefixNodes(max_nodes)
         self._prompts: dict[tuple[str, ...], int] = {}
 
     def __len__(self) -> int:
@@ -85,73 +77,60 @@ class PrefixClasses:
             del self._prompts[next(iter(self._prompts))]
         self._prompts[group] = seen + 1
         known = self._known(chain, marks, now)
-        end = self._earlier_end(chain, marks[len(known) - 1], now) if known else None
-        found = _judge(known, end, marks, seen, now)
-        if end is not None:
-            end.continued += 1
+        end = self._earlier_end(chain, marks[len(known) - 1], now) if known else NOWHERE
+        found = self._judge(known, end, marks, seen, now)
+        if end != NOWHERE:
+            self._nodes.continued[end] += 1
         self._learn(chain, marks, seen, now)
         return found
 
-    def _known(self, chain: Sequence[int], marks: Sequence[int], now: float) -> list[_Node]:
+    def _known(self, chain: Sequence[int], marks: Sequence[int], now: float) -> list[int]:
         """Nodes of earlier prompts on the way of this one."""
-        known: list[_Node] = []
+        known: list[int] = []
         for mark in marks:
-            node = self._get(chain[mark], now)
-            if node is None:
+            node = self._nodes.find(chain[mark], now)
+            if node == NOWHERE:
                 break
             known.append(node)
         return known
 
-    def _earlier_end(self, chain: Sequence[int], start: int, now: float) -> _Node | None:
+    def _earlier_end(self, chain: Sequence[int], start: int, now: float) -> int:
         """The last place, at `start` or deeper, from which the prompt goes on where an earlier one ended."""
         for position in range(len(chain) - 2, start - 1, -1):
-            node = self._get(chain[position], now)
-            if node is not None and node.ended:
+            node = self._nodes.find_end(chain[position], now)
+            if node != NOWHERE:
                 return node
-        return None
-
-    def _get(self, key: int, now: float) -> _Node | None:
-        node = self._nodes.get(key)
-        return None if node is None or now - node.last > _IDLE_S else node
+        return NOWHERE
 
     def _learn(self, chain: Sequence[int], marks: Sequence[int], seen: int, now: float) -> None:
-        is_new = False
-        below = None
+        nodes = self._nodes
+        parted = False  # this prompt goes on from here in a way that none did before
         # From the deepest up, so that the shallower are the more recently used.
         for mark in reversed(marks):
-            node = self._get(chain[mark], now)
-            parted = below is not None and is_new
-            is_new = node is None
-            if node is None:
-                node = _Node(first=now, last=now, born=seen)
-            node.uses += 1
-            node.last = now
-            node.breadth += parted
-            node.ended = node.ended or below is None
-            self._nodes[chain[mark]] = node
-            self._nodes.move_to_end(chain[mark])
-            below = node
-        while len(self._nodes) > self._max_nodes:
-            self._nodes.popitem(last=False)
+            node = nodes.put(chain[mark], now, seen)
+            if parted:
+                nodes.breadth[node] += 1
+            parted = nodes.uses[node] == 1
+            if mark == marks[-1]:
+                nodes.end(node)
 
+    def _judge(
+        self, known: Sequence[int], end: int, marks: Sequence[int], seen: int, now: float
+    ) -> PrefixClass:
+        if end != NOWHERE and self._nodes.continued[end] < _SESSION_TURNS:
+            return PrefixClass.SESSION
+        if not known or marks[len(known) - 1] + 1 < _MIN_SHARED * (marks[-1] + 1):
+            return PrefixClass.UNIQUE
+        *above, last = known
+        if self._is_wide(last, seen) and now - self._nodes.first[last] >= _TEMPLATE_LIFETIME_S:
+            return PrefixClass.SYSTEM_TEMPLATE
+        breadth = self._nodes.breadth
+        partings = sum(breadth[node] > 1 and not self._is_wide(node, seen) for node in above)
+        return PrefixClass.RAG_SET if partings >= _RAG_PARTINGS else PrefixClass.DOCUMENT
 
-def _judge(
-    known: Sequence[_Node], end: _Node | None, marks: Sequence[int], seen: int, now: float
-) -> PrefixClass:
-    if end is not None and end.continued < _SESSION_TURNS:
-        return PrefixClass.SESSION
-    if not known or marks[len(known) - 1] + 1 < _MIN_SHARED * (marks[-1] + 1):
-        return PrefixClass.UNIQUE
-    *above, last = known
-    if _is_wide(last, seen) and now - last.first >= _TEMPLATE_LIFETIME_S:
-        return PrefixClass.SYSTEM_TEMPLATE
-    partings = sum(node.breadth > 1 and not _is_wide(node, seen) for node in above)
-    return PrefixClass.RAG_SET if partings >= _RAG_PARTINGS else PrefixClass.DOCUMENT
-
-
-def _is_wide(node: _Node, seen: int) -> bool:
-    share = node.uses / max(1, seen - node.born)
-    return node.breadth >= _TEMPLATE_BREADTH and share >= _TEMPLATE_SHARE
+    def _is_wide(self, node: int, seen: int) -> bool:
+        share = self._nodes.uses[node] / max(1, seen - self._nodes.born[node])
+        return self._nodes.breadth[node] >= _TEMPLATE_BREADTH and share >= _TEMPLATE_SHARE
 
 
 def _marks(blocks: int) -> Iterator[int]:

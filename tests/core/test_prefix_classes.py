@@ -200,7 +200,7 @@ def test_memory_is_bounded_and_what_is_in_use_stays():
 def test_groups_are_bounded():
     classes = PrefixClasses(max_nodes=10)
     for number in range(5000):
-        classes.observe(("pool", str(number)), [number, -number], float(number))
+        classes.observe(("pool", str(number)), [2 * number, 2 * number + 1], float(number))
     assert len(classes._prompts) <= 1024
 
 
