@@ -22,7 +22,7 @@ def build(folder: Path) -> list[Document]:
     """`kubectl kustomize`, or skip with the reason."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not installed; it builds the manifests")
+        pytest.skip("kubectl builds the manifests: run `.ci/install-kubectl.sh DIR` and put DIR on the PATH")
     done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
