@@ -19,8 +19,8 @@ A new prompt is judged by the deepest node it has in common with earlier ones (i
     document          anything else: one shared text with different ends
 
 Nodes are bounded in number, and their memory is fixed ([`prefix_nodes`](prefix_nodes.py)): about the least
-recently used makes room, the deeper before the shallower; one that was not used for an hour starts anew. Breadth
-may count a continuation again whose node had been dropped.
+recently used makes room, the deeper before the shallower; one that was not used for an hour starts anew.
+Breadth may count a continuation again whose node had been dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,8 +52,8 @@ _MAX_GROUPS = 1024
 class PrefixClasses:
     """Learns from every prompt it is shown. `max_nodes` sets its memory, taken at once: 4 MiB by default.
 
-    That is the last 2,000 prompts or so that have nothing in common, of some 8,000 tokens each in blocks of 16;
-    prompts that have much in common share their nodes.
+    That is the last 2,000 prompts or so that have nothing in common, of some 8,000 tokens each in blocks of
+    16; prompts that have much in common share their nodes.
     """
 
     def __init__(self, max_nodes: int = 65_536) -> None:

@@ -1,9 +1,10 @@
 """A fixed number of nodes, by block hash; what was used least recently makes room.
 
-All of its memory is taken when it is made, as numbers side by side: 65 bytes a node and one more for each set of
-eight, whatever traffic comes. (A dictionary of objects would take more than three times that, would grow, and
-the garbage collector would have to walk it.) A hash belongs to one set, and a new node takes the place of the one
-of its set that was touched longest ago. Hashes spread evenly, so that is nearly always one of the oldest of all.
+All of its memory is taken when it is made, as numbers side by side: 65 bytes a node and one more for each set
+of eight, whatever traffic comes. (A dictionary of objects would take more than three times that, would grow,
+and the garbage collector would have to walk it.) A hash belongs to one set, and a new node takes the place of
+the one of its set that was touched longest ago. Hashes spread evenly, so that is nearly always one of the
+oldest of all.
 """
 
 from array import array
