@@ -33,6 +33,7 @@ from extproc.sim.engine_types import EngineConfig
 VERSION = "0.32.0+simulated"
 _BODY_LIMIT = 1 << 30
 _SHUTDOWN_S = 0.1
+_BACKLOG = 2048  # connections not yet accepted: uvicorn's default, and so vLLM's
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,9 @@ class SimEngineServer:
                 app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
             )
             await self._runner.setup()
-            await web.TCPSite(self._runner, settings.host, self.port, reuse_address=True).start()
+            await web.TCPSite(
+                self._runner, settings.host, self.port, backlog=_BACKLOG, reuse_address=True
+            ).start()
         except (OSError, WarmrouteError) as error:
             await self.close()
             raise WarmrouteError(
