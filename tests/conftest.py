@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -6,6 +7,9 @@ import hypothesis
 import pytest
 
 from tests.support.envoy import EnvoyFactory
+
+# Where tests run in the background the shell has SIGINT ignored, and programs under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A change is judged by the same examples each time; everyone else's runs look for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
