@@ -33,9 +33,13 @@ class Cost(Section):
     step_ms_per_1k_context: Annotated[float, Field(ge=0)] = Field(
         _COST.step_ms_per_1k_context, description="what 1,000 more tokens of context add to a decode step"
     )
+    decode_weight: Annotated[float, Field(ge=0)] = Field(
+        _COST.decode_weight,
+        description="what a ms of slower decoding weighs beside one of a later first token",
+    )
     interference: Annotated[float, Field(ge=0)] = Field(
         _COST.interference,
-        description="share of our prefill by which each running sequence, and the next to come, is delayed",
+        description="ms others lose on a crowded worker per ms of prefill that another worker would not do",
     )
     expected_output_tokens: Annotated[float, Field(gt=0)] = Field(
         _COST.expected_output_tokens, description="generated tokens per request until learned"

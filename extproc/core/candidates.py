@@ -1,7 +1,7 @@
 """What each worker has to offer one request: predicted hit, load, and price."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from extproc.core.adapter_slots import AdapterSlots
@@ -116,9 +116,19 @@ class CandidateBuilder:
         output = self.learned.outputs.estimate(request, now)
         foreign = self._foreign(states, now)
         kind = self._kind(request, states, hits, chains, now)
+        facts = RequestFacts(
+            prompt_tokens=request.prompt_tokens,
+            uncovered_tokens=request.prompt_tokens,
+            cached_tokens=0,
+            offloaded_tokens=0,
+            expected_output=output.expected,
+            sequences=request.sequences,
+            most_cached_tokens=max((hit.cached + hit.offloaded for hit in hits.values()), default=0),
+            prefix_share=max((self.shares.prefix(worker, kind.prefix, now) for worker in hits), default=0.0),
+        )
         candidates = [
             self._candidate(
-                request, state, hits.get(state.id, _NOTHING), output, kind, foreign[state.id], position, now
+                request, facts, state, hits.get(state.id, _NOTHING), kind, foreign[state.id], position, now
             )
             for position, state in enumerate(states)
         ]
@@ -202,9 +212,9 @@ class CandidateBuilder:
     def _candidate(
         self,
         request: RoutingRequest,
+        facts: RequestFacts,
         state: WorkerState,
         hit: Hit,
-        output: LengthEstimate,
         kind: ShareFacts,
         foreign: ForeignLoad,
         position: int,
@@ -228,13 +238,11 @@ class CandidateBuilder:
             # Requests that share a prefix hold it once; what was sent since the scrape is not in its count.
             held = min(held, round(metrics.kv_usage * capacity) + round(load.queued_prefill_tokens))
         priced = Priced(
-            RequestFacts(
-                request.prompt_tokens,
-                uncovered + cached - believed,
-                believed,
-                offloaded,
-                output.expected,
-                request.sequences,
+            replace(
+                facts,
+                uncovered_tokens=uncovered + cached - believed,
+                cached_tokens=believed,
+                offloaded_tokens=offloaded,
             ),
             WorkerFacts(
                 ttft=self.learned.ttft.of(state.member.pool).coefficients(state.id),
@@ -250,10 +258,11 @@ class CandidateBuilder:
                 adapter_ms=self.adapters.load_ms(
                     state.id, request.namespace.adapter, self.costs.adapter_load_ms
                 ),
-                beside=self.ledger.steps_beside(state.id, output.expected, now)
-                + foreign.running * output.expected,
-                context_beside=self.ledger.context_beside(state.id, output.expected, now),
+                beside=self.ledger.steps_beside(state.id, facts.expected_output, now)
+                + foreign.running * facts.expected_output,
+                context_beside=self.ledger.context_beside(state.id, facts.expected_output, now),
                 prefilling=load.prefilling,
+                stalled=0.0 if metrics is None else state.stalled,
             ),
         )
         return Candidate(

@@ -3,17 +3,25 @@
     queue   = overhead + busy * min(d, 1) + per_sequence * d                [the steps it has to wait for]
               + prefill admitted ahead of it and not computed yet           [our own leases]
               + requests waiting there that are not ours * prefill of ours  [the engine's count beyond them]
+              + stalled * output * time per token           [waiting for memory or a place in the batch]
               + loading the adapter, where it is not on the GPU             [see `extproc.core.adapter_slots`]
     prefill = per_token * uncovered + per_mpair * attention pairs           [see `extproc.core.ttft_model`]
               + offloaded / reload_rate                                     [blocks in CPU or disk tiers]
-    decode  = per_sequence * beside + per_1k_context * context beside / 1000           [they slow us]
-              + beside * (per_sequence + per_1k_context * prompt / 1000)               [we slow them]
-              + interference * (n + 1) * prefill       [our prefill delays them, and whoever is next]
+    decode  = decode_weight * (
+                  per_sequence * beside + per_1k_context * context beside / 1000       [they slow us]
+                  + beside * (per_sequence + per_1k_context * prompt / 1000))          [we slow them]
+              + interference * n / (n + CROWD) * rare * (prefill - least prefill)      [work done twice]
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
               + eviction * reuse * evicted * per_token                      [warm prefixes that have to go]
 
 evicted is how many tokens of other prefixes must leave the cache for this request's new blocks; reuse, the
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
+least prefill is what would be left to compute on the worker that holds most of the prompt: what is computed
+beyond it delays all who decode or wait here and would be delayed nowhere there; on an idle worker it delays
+nobody. rare is 1 for a prefix that nobody else asks for and falls to 0 where its share of its worker's time
+reaches `max_prefix_share` (see `extproc.core.engine_shares`): a copy of what many ask for serves them all.
+stalled is how many requests the engine keeps waiting that the prefill booked there does not explain, per
+running one: a place is free again when one of those that run has ended.
 n is the number of sequences running there, d of them past the queue; beside, the decode steps we share with
 each of them, summed: for ours the shorter of what we and they are expected to generate yet (see
 `extproc.core.decode_clock`), for others' all of our output; context beside, the context that ours hold in
@@ -28,6 +36,7 @@ from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import CostBreakdown
 
+CROWD = 4.0  # sequences at which a prefill that need not be is charged half of what it may be
 _STEP_BASE_MS = 10.0  # only differences between workers count, and this is no difference
 
 
@@ -42,8 +51,11 @@ class CostSettings:
         reload_tokens_per_s: rate at which offloaded KV comes back to the GPU.
         step_ms_per_sequence: what one more sequence adds to a decode step.
         step_ms_per_1k_context: what 1,000 more tokens of context add to a decode step.
-        interference: share of our prefill time that each running sequence, and the next to come, is delayed
-            by. It is why, at equal wait, a warm worker wins over an idle cold one: less work is done.
+        decode_weight: what a millisecond of slower decoding weighs, beside one of a later first token. At 1
+            the mean end-to-end time is lowest, at the price of its tail: prefill is heaped on the workers
+            that decode least.
+        interference: milliseconds that others are delayed by, on a crowded worker, per millisecond of prefill
+            that another worker would not have to do. It is what keeps sessions where their history is.
         expected_output_tokens: generated tokens per request until learned.
         cold_share: share of each worker's time kept for cold requests, of which no worker holds half: up to
             it they are not made to wait for the sake of those that decode there, and warm requests may not
@@ -70,7 +82,8 @@ class CostSettings:
     reload_tokens_per_s: float = 60_000.0
     step_ms_per_sequence: float = 0.1
     step_ms_per_1k_context: float = 0.02
-    interference: float = 0.25
+    decode_weight: float = 0.5
+    interference: float = 3.0
     cold_share: float = 0.5
     max_cold_slowdown: float = 1.25
     max_prefix_share: float = 0.5
@@ -128,6 +141,7 @@ class WorkerFacts:
     prefilling: int = 0  # of `sequences`, those that are in the queue, and so in no step yet
     beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
     context_beside: float | None = None  # context in those steps, summed; None: as now, in all
+    stalled: float = 0.0  # requests kept waiting for memory or a place in the batch, per running one
 
     @property
     def decoding(self) -> int:
@@ -145,6 +159,8 @@ class RequestFacts:
     offloaded_tokens: int
     expected_output: float
     sequences: int
+    most_cached_tokens: int = 0  # of the prompt, on the worker that holds most, in any tier
+    prefix_share: float = 0.0  # of a worker's time that requests with the same prefix take, at most
 
 
 def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) -> CostBreakdown:
@@ -162,6 +178,9 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     )
     output = request.expected_output * request.sequences
     step = worker.step
+    if worker.stalled:
+        tpot_ms = step.tpot_ms(worker.sequences, worker.context_tokens)
+        queue_ms += worker.stalled * request.expected_output * tpot_ms
     per_token = step.per_1k_context_ms / 1000.0
     beside = output * worker.sequences if worker.beside is None else worker.beside * request.sequences
     context = (
@@ -169,12 +188,17 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
         if worker.context_beside is None
         else worker.context_beside * request.sequences
     )
-    decode_ms = (
+    decode_ms = settings.decode_weight * (
         step.per_sequence_ms * beside
         + per_token * context
         + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
-        + settings.interference * (worker.sequences + 1) * prefill_ms
     )
+    least = request.most_cached_tokens
+    again_ms = prefill_ms - ttft.prefill_ms(max(0, request.prompt_tokens - least), least)
+    if again_ms > 0.0:
+        crowd = worker.sequences / (worker.sequences + CROWD)
+        rare = 1.0 - min(1.0, request.prefix_share / settings.max_prefix_share)
+        decode_ms += settings.interference * crowd * rare * again_ms
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:
         needed = worker.held_tokens + request.prompt_tokens - request.cached_tokens + output

@@ -407,6 +407,7 @@ class Router:
         for state in self.table.at(endpoint):
             if state.id.dp_rank in by_rank:
                 state.note_foreign(self.ledger.sequences(state.id))
+                state.note_stalled(self.ledger.load(state.id, now).prefilling)
         lost: list[str] = []
         for rank, metrics in by_rank.items():
             lost += self._reconciler.check(WorkerId(endpoint, rank), metrics, now)

@@ -31,6 +31,7 @@ class WorkerState:
     metrics_at: float | None = None
     foreign: ForeignLoad | None = None  # what the last two scrapes agree on
     foreign_seen: ForeignLoad | None = None  # as the last scrape looked
+    stalled: float = 0.0  # waiting requests that booked prefill does not explain, per running one
     scrape_failures: int = 0
     unreachable_since: float | None = None
     revision: str | None = None  # of the model it serves; None: not known
@@ -58,6 +59,19 @@ class WorkerState:
         seen = ForeignLoad(waiting, total - waiting)
         self.foreign_seen = seen
         self.foreign = seen if before is None else ForeignLoad(*map(min, seen, before))
+
+    def note_stalled(self, queued: int) -> None:
+        """After a scrape and `note_foreign`: who waits for something other than others' prefill.
+
+        Args:
+            queued: sequences of ours that are expected to wait for their first token.
+        """
+        metrics = self.metrics
+        if metrics is None or metrics.waiting is None:
+            self.stalled = 0.0
+            return
+        others = 0 if self.foreign_seen is None else self.foreign_seen.waiting
+        self.stalled = max(0, metrics.waiting - others - queued) / max(1, metrics.running or 0)
 
     def fresh_metrics(self, now: float, stale_after_s: float) -> EngineMetrics | None:
         """The engine's own figures, or None when they are missing or too old to mean anything."""

@@ -36,10 +36,37 @@ def test_an_idle_worker_costs_its_prefill():
 
 
 def test_at_equal_wait_the_worker_that_computes_less_is_cheaper():
-    warm = price(request(uncovered=10), worker(queued_prefill_ms=490.0), CostSettings())
-    cold = price(request(uncovered=500), worker(), CostSettings())
+    warm_request = replace(request(uncovered=10), most_cached_tokens=990)
+    cold_request = replace(warm_request, uncovered_tokens=500, cached_tokens=500)
+    warm = price(warm_request, worker(queued_prefill_ms=490.0, sequences=4), SETTINGS)
+    cold = price(cold_request, worker(sequences=4), SETTINGS)
     assert warm.ttft_ms == pytest.approx(cold.ttft_ms)
-    assert warm.total_ms < cold.total_ms
+    # Four sequences are half a crowd, and 490 ms of prefill are done twice.
+    assert cold.total_ms - warm.total_ms == pytest.approx(SETTINGS.interference * 0.5 * 490.0)
+
+
+def test_computing_again_is_free_where_nobody_is_delayed_or_where_many_will_use_it():
+    asked = replace(request(uncovered=1000), most_cached_tokens=990)
+    assert price(asked, worker(), SETTINGS).decode_ms == 0.0
+    crowded = worker(sequences=12, beside=0.0)
+    rare = price(asked, crowded, SETTINGS).decode_ms
+    wanted = price(replace(asked, prefix_share=SETTINGS.max_prefix_share / 2), crowded, SETTINGS).decode_ms
+    assert rare == pytest.approx(SETTINGS.interference * 0.75 * 990.0)
+    assert wanted == pytest.approx(rare / 2)
+    assert price(replace(asked, prefix_share=0.9), crowded, SETTINGS).decode_ms == 0.0
+
+
+def test_who_waits_for_memory_waits_until_one_that_runs_has_ended():
+    step = StepCoefficients(10.0, 0.1, 0.02)
+    full = worker(sequences=20, context_tokens=50_000, stalled=0.25, step=step)
+    took_ms = 100.0 * step.tpot_ms(20, 50_000)
+    assert price(request(), full, SETTINGS).queue_ms == pytest.approx(0.25 * took_ms)
+
+
+def test_slower_decoding_weighs_less_than_waiting():
+    busy = worker(sequences=4, context_tokens=8000)
+    whole = price(request(), busy, replace(SETTINGS, decode_weight=1.0)).decode_ms
+    assert price(request(), busy, SETTINGS).decode_ms == pytest.approx(SETTINGS.decode_weight * whole)
 
 
 def test_each_cause_lands_in_its_own_term():
@@ -82,6 +109,7 @@ workers = st.builds(
     held_tokens=st.integers(0, 10**6),
     capacity_tokens=st.none() | st.integers(1, 10**6),
     step=st.builds(StepCoefficients, st.floats(0, 100), st.floats(0, 5), st.floats(0, 5)),
+    stalled=st.floats(0, 10),
 )
 
 
@@ -89,7 +117,9 @@ workers = st.builds(
     workers,
     st.integers(0, 10**5),
     st.floats(0, 1e4),
-    st.sampled_from(["queued_prefill_ms", "foreign_waiting", "sequences", "context_tokens", "held_tokens"]),
+    st.sampled_from(
+        ["queued_prefill_ms", "foreign_waiting", "sequences", "context_tokens", "held_tokens", "stalled"]
+    ),
     st.integers(1, 100),
 )
 def test_more_load_never_makes_a_worker_cheaper(facts, uncovered, output, name, more):

@@ -206,9 +206,9 @@ def test_a_longer_overlap_never_makes_a_worker_less_attractive(asked, blocks):
         return  # it is no cold request any more, and has no claim to what is kept for those
     assert more.total_ms <= less.total_ms * (1 + 1e-9)
     assert place_more <= place_less
-    assert {w: c for w, c in others.items() if w != worker(1)} == {
-        w: c for w, c in same.items() if w != worker(1)
-    }
+    for elsewhere, cost in others.items():
+        # What need not be computed there is work done twice elsewhere: others may only become dearer.
+        assert elsewhere == worker(1) or cost.total_ms <= same[elsewhere].total_ms
 
 
 def test_a_retry_elsewhere_is_load_there():

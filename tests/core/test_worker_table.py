@@ -93,6 +93,17 @@ def test_counters_that_fall_are_a_restart():
         table.on_metrics(endpoint, scrape, 1.0)
 
 
+def test_who_waits_without_prefill_ahead_waits_for_a_place():
+    table = table_of(1)
+    state = table.get(worker(0))
+    seen = [(6, 4, 2, 1.0), (2, 4, 2, 0.0), (3, 0, 0, 3.0), (None, 4, 0, 0.0)]
+    for waiting, running, queued, stalled in seen:
+        table.on_metrics(worker(0).endpoint, {0: metrics(waiting=waiting, running=running)}, 1.0)
+        state.note_foreign(10)
+        state.note_stalled(queued)
+        assert state.stalled == stalled
+
+
 def test_foreign_load_is_what_two_scrapes_agree_on():
     table = table_of(1)
     state = table.get(worker(0))

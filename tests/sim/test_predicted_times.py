@@ -83,7 +83,6 @@ def test_there_is_no_bias_with_load(name):
     # Rollouts go in lock step: whom a request will share its step with is decided after it was sent.
     limit = 0.20 if name == "RL rollouts" else 0.15
     assert all(abs(bias) <= limit for bias in [*queues, *batches]), (queues, batches)
-    assert abs(queues[-1]) <= 0.125, queues  # of those that wait longest
 
 
 def test_the_router_keeps_the_account_itself():

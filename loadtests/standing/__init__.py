@@ -1,0 +1,1 @@
+"""Who is best at the knee? See `loadtests/README.md`."""
