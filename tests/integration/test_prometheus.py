@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
+import time
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +17,7 @@ from extproc.pb import ext_proc_pb2 as pb
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.endpoint_picker import EXTERNAL_PROCESSOR_SERVICE
 from tests.support.full_stack import FullStack, Worker
-from tests.support.prometheus import RULES, Prometheus, require
+from tests.support.prometheus import DEADLINE_S, RULES, Prometheus, require
 from tests.support.sim_engine import SimEngine
 
 pytestmark = [pytest.mark.envoy, pytest.mark.timeout(180)]
@@ -177,6 +179,7 @@ async def test_everything_that_dashboard_and_alerts_ask_for_is_there(tmp_path):
             for name in re.findall(r"\bwarmroute_\w+", rule["expr"])
         }
         missing = expressions | names
+        end = time.monotonic() + DEADLINE_S
 
         async def complete():
             for one in sorted(missing):
@@ -184,13 +187,11 @@ async def test_everything_that_dashboard_and_alerts_ask_for_is_there(tmp_path):
                     missing.discard(one)
             return not missing
 
-        for number in range(12):
+        for number in itertools.count():  # scrapes take their time, however fast requests are
             await traffic(number)
-        end = 60
-        while not await complete():
-            end -= 1
-            assert end, f"never there: {sorted(missing)}\n{stack.router_log()}"
-            await traffic(100 + end)
+            if number >= 12 and await complete():
+                break
+            assert time.monotonic() < end, f"never there: {sorted(missing)}\n{stack.router_log()}"
 
 
 # --- the faults, each in a fleet of its own --------------------------------------------------------------
