@@ -16,6 +16,7 @@ import yaml
 from extproc.pb import ext_proc_pb2 as pb
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.endpoint_picker import EXTERNAL_PROCESSOR_SERVICE
+from extproc.sim.time_model import TimeModel
 from tests.support.full_stack import FullStack, Worker
 from tests.support.prometheus import DEADLINE_S, RULES, Prometheus, require
 from tests.support.sim_engine import SimEngine
@@ -51,9 +52,9 @@ class Watched:
         """Send a request whose answer may never come."""
         self._pending.append(asyncio.create_task(self.stack.chat(prompt, **fields)))
 
-    def ask_directly(self, engine, prompt):
+    def ask_directly(self, engine, prompt, max_tokens=4):
         """The same past the router."""
-        self._pending.append(asyncio.create_task(_complete(engine, prompt)))
+        self._pending.append(asyncio.create_task(_complete(engine, prompt, max_tokens)))
 
     async def until_healthy(self):
         """All targets are scraped, all KV events have been seen, and no alert fires."""
@@ -95,8 +96,8 @@ class Watched:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
 
-async def _complete(engine, prompt):
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4}
+async def _complete(engine, prompt, max_tokens):
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
     async with (
         aiohttp.ClientSession(engine.base_url) as session,
         session.post("/v1/completions", json=body) as reply,
@@ -240,29 +241,33 @@ async def test_kv_events_stale(tmp_path):
 async def test_warm_denied(tmp_path):
     # Prefill is dear, and delays others more than us: a warm worker is cheapest even when its wait is long.
     cost = {"prefill_tokens_per_s": 500, "interference": 50, "max_extra_ttft_ms": 0}
-    async with watched(tmp_path, cost=cost, engine={"max_num_seqs": 1}) as fleet:
+    async with watched(tmp_path, cost=cost, engine={"time": TimeModel(base_ms=10.0)}) as fleet:
         await fleet.until_healthy()
         stack = fleet.stack
         held = {}
-        for number in range(24):
-            entry = await stack.decision((await stack.chat(f"{number} {LONG}")).request_id)
+        for number in range(32):
+            entry = await stack.decision((await stack.chat(f"{number} {LONG}", max_tokens=1)).request_id)
             held.setdefault(entry["selected_worker"], []).append(f"{number} {LONG}")
         warm = max(held, key=lambda worker: len(held[worker]))
-        holder = next(engine for engine in fleet.engines if engine.endpoint == warm)
+        holder, other = sorted(fleet.engines, key=lambda engine: engine.endpoint != warm)
+        for number in range(4):  # of others, whom a prefill delays that the holder would not need
+            fleet.ask_directly(other, f"Somebody's {number}", max_tokens=10_000)
+        await stack.until(lambda: other.model.running == 4)
         holder.pause()
-        for number in range(4):  # of others, and all but one of them wait
+        for number in range(4):
             fleet.ask_directly(holder, f"Somebody else's {number}")
         await stack.until(lambda: holder.model.waiting >= 3)
 
         async def queued():
-            name = 'warmroute_worker_foreign_requests{state="waiting"}'
-            return any(value >= 3 for _, value in await fleet.prometheus.query(name))
+            name = "warmroute_worker_foreign_requests"
+            seen = {labels["state"]: value for labels, value in await fleet.prometheus.query(f"{name} > 2")}
+            return seen.keys() == {"waiting", "running"}
 
         await fleet.prometheus.until(queued, "requests of others to be seen")
         prompts = iter(held[warm])  # each is denied once: then the other worker has it, too
 
         async def fires():
-            await stack.chat(next(prompts, "none left"))
+            await stack.chat(next(prompts, "none left"), max_tokens=1)
             return "WarmrouteWarmDenied" in await fleet.prometheus.firing()
 
         await fleet.prometheus.until(fires, "WarmrouteWarmDenied to fire")
