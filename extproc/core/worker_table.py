@@ -193,3 +193,12 @@ class WorkerTable:
             and (subset is None or state.id.endpoint in subset)
             and self.is_ready(state, now)
         ]
+
+    def why_none_is_ready(self, pool: str, subset: frozenset[str] | None) -> str:
+        """What to tell whoever finds `ready` empty."""
+        members = [state for state in self._workers.values() if state.member.pool == pool]
+        if not members:
+            return f"pool {pool!r} has no workers; check its discovery settings"
+        if subset is not None and not any(state.id.endpoint in subset for state in members):
+            return "none of the endpoints the gateway allows is a member of the pool"
+        return f"none of the {len(members)} workers of pool {pool!r} is ready"

@@ -8,11 +8,12 @@ from typing import Any, Self
 import msgspec
 
 from extproc.core.candidates import PoolFacts, PromptHashes, prompt_hashes
+from extproc.core.chooser import LastWord, as_ordered
 from extproc.core.cost import CostSettings
 from extproc.core.errors import WarmrouteError
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.policies.base import Policy
-from extproc.core.router import LastWord, Router, RouterSettings, as_ordered
+from extproc.core.router import Router, RouterSettings
 from extproc.core.tenancy import EVERYTHING, TenantBook
 
 FORMAT = 1

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from extproc.core.chooser import as_ordered
 from extproc.core.errors import NoEndpointError
-from extproc.core.router import Router, as_ordered
+from extproc.core.router import Router
 from extproc.core.types import (
     BlockStored,
     Candidate,

@@ -11,21 +11,12 @@ from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
-from extproc.core.policies import POLICIES, KvAffinity, Policy, RoundRobin
+from extproc.core.policies import POLICIES
 from extproc.core.router import Router, RouterSettings, fallbacks
-from extproc.core.types import AllBlocksCleared, BlockRemoved, Completion, Member, Outcome, Reason
+from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 
 DONE = Completion(Outcome.FINISHED)
-
-
-class Broken(Policy):
-    """Fails at every request."""
-
-    name = "broken"
-
-    def order(self, request, candidates, rng):
-        raise ZeroDivisionError
 
 
 def make_router(workers=3, *, policy="token-load", seed=1, others=(), shadow=(), **fields):
@@ -393,206 +384,6 @@ def test_identical_inputs_and_seed_give_identical_decisions():
     assert run() == run()
 
 
-def serve(router, tokens, now, *, cached=None):
-    decision = router.schedule(request(tokens), now)
-    router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=cached), now + 0.5)
-    return decision.chosen
-
-
-def test_without_kv_events_what_was_sent_is_remembered():
-    router = make_router(3)
-    first = serve(router, PROMPT, 1.0, cached=0)
-    second = serve(router, PROMPT, 2.0)
-    assert second.worker == first.worker
-    assert second.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
-
-
-def test_the_engines_account_corrects_what_was_assumed():
-    router = make_router(1)
-    serve(router, PROMPT, 1.0, cached=0)
-    other = [*PROMPT[:160], *range(5000, 5100)]
-    assert serve(router, other, 2.0, cached=32).cached_tokens == 160
-    # It had only two blocks then, but has computed the others again since.
-    assert serve(router, other, 3.0).cached_tokens == (len(other) - 1) // BLOCK * BLOCK
-
-
-def test_assumptions_end_with_the_first_event():
-    router = make_router(1)
-    serve(router, PROMPT, 1.0)
-    router.on_kv_events(worker(0), [stored(range(9000, 9032))], 0.0)
-    assert serve(router, PROMPT, 2.0).cached_tokens == 0
-
-
-def test_assumptions_end_with_a_restart_and_with_membership():
-    router = make_router(1)
-    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=500.0)}, 0.5)
-    serve(router, PROMPT, 1.0)
-    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=3.0)}, 2.0)
-    assert serve(router, PROMPT, 3.0).cached_tokens == 0
-    router.on_membership((), 4.0)
-    router.on_membership(members(1), 5.0)
-    assert serve(router, PROMPT, 6.0).cached_tokens == 0
-
-
-def test_assumptions_have_the_size_of_the_engines_cache():
-    router = make_router(1)
-    router.on_metrics(worker(0).endpoint, {0: metrics(num_gpu_blocks=25)}, 0.5)
-    for n in range(10):
-        serve(router, range(n * 1000, n * 1000 + 200), n + 1.0)
-    assert 20 < router.assumed.blocks(worker(0)) <= 24  # the engine keeps one back, and answers take room
-    assert serve(router, range(200), 20.0).cached_tokens == 0
-    assert serve(router, range(9000, 9200), 21.0).cached_tokens > 0
-
-
-def test_a_worker_whose_events_stop_is_doubted_and_others_are_not_touched():
-    router = make_router(2)
-    for n in range(2):
-        router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
-        router.on_kv_trust(worker(n), "complete", trusted=True)
-    only = frozenset({worker(0).endpoint})
-    for n in range(3):  # computes blocks, tells of none
-        decision = router.schedule(request(range(n * 9000, n * 9000 + 300), subset=only), 1.0 + n)
-        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
-    assert "stopped" in router.table.get(worker(0)).kv_cause
-    decision = router.schedule(request(PROMPT), 5.0)
-    assert decision.chosen.worker == worker(1)
-    silent = decision.candidates[1]
-    assert (silent.cached_tokens, silent.doubtful_tokens) == (0, decision.chosen.cached_tokens)
-    router.release(decision.lease_id, DONE, 5.5)
-    # What it has served since then is remembered, and what is verified is believed again.
-    assert router.schedule(request(range(18_000, 18_300), subset=only), 6.0).chosen.cached_tokens > 0
-    full = (len(PROMPT) - 1) // BLOCK * BLOCK
-    verified = router.schedule(request(PROMPT, subset=only), 6.0)
-    router.release(verified.lease_id, Completion(Outcome.FINISHED, cached_tokens=full), 6.5)
-    assert router.schedule(request(PROMPT, subset=only), 7.0).chosen.cached_tokens == full
-
-
-def lose_events(router, n=0):
-    """Worker `n` has stored PROMPT, and then some of its events were lost."""
-    router.on_kv_events(worker(n), [stored(PROMPT)], 0.5)
-    router.on_kv_trust(worker(n), "complete", trusted=True)
-    router.on_kv_trust(worker(n), "messages 5 to 9 are lost", trusted=False)
-
-
-FULL = (len(PROMPT) - 1) // BLOCK * BLOCK
-
-
-def test_after_lost_events_claims_are_verified_before_they_are_believed():
-    router = make_router(1)
-    lose_events(router)
-    first = router.schedule(request(PROMPT), 1.0)
-    assert (first.chosen.cached_tokens, first.chosen.doubtful_tokens) == (0, FULL)
-    unknown = router.schedule(request(range(9000, 9000 + len(PROMPT))), 1.0)
-    assert first.chosen.cost.prefill_ms < 0.2 * unknown.chosen.cost.prefill_ms  # but they are priced
-    router.release(first.lease_id, Completion(Outcome.FINISHED, cached_tokens=FULL), 1.5)
-    assert router.schedule(request(PROMPT), 2.0).chosen.cached_tokens == FULL
-
-
-def test_only_what_is_proven_wrong_is_purged():
-    router = make_router(1)
-    lose_events(router)
-    other = list(range(5000, 5200))
-    router.on_kv_events(worker(0), [stored(other, first_handle=700)], 0.6)  # since then: no doubt
-    first = router.schedule(request(PROMPT), 1.0)
-    router.release(first.lease_id, Completion(Outcome.CANCELLED, cached_tokens=160), 1.5)
-    again = router.schedule(request(PROMPT), 2.0).chosen
-    assert (again.cached_tokens, again.doubtful_tokens, again.odds) == (160, FULL - 160, 0.0)
-    assert router.schedule(request(other), 2.0).chosen.cached_tokens == 192
-
-
-def test_a_block_that_is_stored_again_is_beyond_doubt_and_counted_once():
-    router = make_router(1)
-    lose_events(router)
-    router.on_kv_events(worker(0), [stored(PROMPT)], 1.0)
-    assert router.schedule(request(PROMPT), 2.0).chosen.cached_tokens == FULL
-    router.release("lease-0", Completion(Outcome.CANCELLED), 2.1)
-    router.on_kv_events(worker(0), [BlockRemoved(tuple(range(1, 21)))], 3.0)
-    gone = router.schedule(request(PROMPT), 4.0).chosen
-    assert (gone.cached_tokens, gone.doubtful_tokens) == (0, 0)
-
-
-def test_doubts_end_when_all_events_are_known_again_or_the_cache_is_cleared():
-    router = make_router(2)
-    for n in range(2):
-        lose_events(router, n)
-    router.on_kv_trust(worker(0), "complete", trusted=True)
-    router.on_kv_events(worker(1), [AllBlocksCleared()], 1.0)
-    hits = {
-        c.worker: (c.cached_tokens, c.doubtful_tokens)
-        for c in router.schedule(request(PROMPT), 2.0).candidates
-    }
-    assert hits == {worker(0): (FULL, 0), worker(1): (0, 0)}
-
-
-def test_a_restart_that_only_the_counters_tell_of_empties_the_worker():
-    router = make_router(1)
-    router.on_kv_events(worker(0), [stored(PROMPT)], 0.5)
-    router.on_kv_trust(worker(0), "complete", trusted=True)
-    for tokens in (500.0, 3.0):
-        router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=tokens)}, 1.0)
-    chosen = router.schedule(request(PROMPT), 2.0).chosen
-    assert (chosen.cached_tokens, chosen.doubtful_tokens) == (0, 0)
-    assert "did not say so" in router.table.get(worker(0)).kv_cause
-
-
-def test_a_restart_that_events_told_of_costs_nothing_twice():
-    router = make_router(1)
-    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=500.0)}, 1.0)
-    router.on_kv_reset(worker(0))
-    router.on_kv_events(worker(0), [stored(PROMPT)], 1.5)
-    router.on_metrics(worker(0).endpoint, {0: metrics(prompt_tokens=3.0)}, 2.0)
-    assert router.schedule(request(PROMPT), 2.5).chosen.cached_tokens == FULL
-
-
-def test_lost_events_of_one_worker_cost_another_nothing():
-    router = make_router(2)
-    router.on_kv_events(worker(1), [stored(PROMPT)], 0.5)
-    lose_events(router, 0)
-    for n in range(6):
-        decision = router.schedule(request(PROMPT, subset=frozenset({worker(0).endpoint})), 1.0 + n)
-        router.release(decision.lease_id, Completion(Outcome.CANCELLED, cached_tokens=0), 1.5 + n)
-    other = next(c for c in router.schedule(request(PROMPT), 9.0).candidates if c.worker == worker(1))
-    assert (other.cached_tokens, other.confidence) == (FULL, 1.0)
-
-
-def test_a_hit_that_keeps_failing_is_priced_lower_but_still_reported():
-    router = make_router(2)
-    router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
-    router.on_kv_trust(worker(0), "complete", trusted=True)
-    before = next(c for c in router.schedule(request(PROMPT), 0.5).candidates if c.worker == worker(0))
-    for n in range(6):
-        decision = router.schedule(request(PROMPT, subset=frozenset({worker(0).endpoint})), 1.0 + n)
-        router.on_kv_events(
-            worker(0), [stored(range(n * 777, n * 777 + 20), first_handle=10_000 + n)], 1.2 + n
-        )
-        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
-    after = next(c for c in router.schedule(request(PROMPT), 9.0).candidates if c.worker == worker(0))
-    assert after.cached_tokens == before.cached_tokens
-    assert after.confidence == 0.0
-    assert after.cost.prefill_ms > before.cost.prefill_ms
-
-
-def test_a_shadow_is_recorded_and_never_acted_on():
-    def run(**fields):
-        router = make_router(3, **fields)
-        router.on_kv_events(worker(1), [stored(PROMPT)], 0.0)
-        return [router.schedule(request(PROMPT, request_id=str(n)), 1.0 + n) for n in range(30)]
-
-    alone, watched = run(), run(shadow=(KvAffinity, Broken, RoundRobin))
-    assert [d.chosen.worker for d in alone] == [d.chosen.worker for d in watched]
-    assert alone[0].shadow == ()
-    assert [choice.policy for choice in watched[0].shadow] == ["kv-affinity", "round-robin"]
-    assert all(d.shadow[0].chosen.worker == worker(1) for d in watched)
-    assert len({d.shadow[1].chosen.worker for d in watched}) == 3
-
-
-def test_a_request_may_ask_for_a_policy_where_that_is_allowed():
-    router = make_router(2, others=(RoundRobin,))
-    assert router.schedule(request(PROMPT, policy="round-robin"), 1.0).policy == "round-robin"
-    assert router.schedule(request(PROMPT, policy="unheard-of"), 1.0).policy == "token-load"
-    assert make_router(2).schedule(request(PROMPT, policy="round-robin"), 1.0).policy == "token-load"
-
-
 def test_hints_about_length_are_believed_within_the_limit():
     router = make_router(1)
     router.schedule(request(range(500), prompt_tokens=500), 1.0)
@@ -605,29 +396,6 @@ def test_hints_about_length_are_believed_within_the_limit():
     ]
     assert costs[0] < costs[1]
     assert costs[2] < costs[1]
-
-
-def test_a_finished_request_counts_until_the_events_about_it_are_here():
-    router = make_router(1)
-    router.on_kv_events(worker(0), [stored(range(9000, 9032), first_handle=500)], 0.5)
-    served = serve(router, PROMPT, 1.0)
-    assert served.cached_tokens == 0
-    late = router.schedule(request(PROMPT), 1.6)
-    assert late.chosen.cached_tokens == (len(PROMPT) - 1) // BLOCK * BLOCK
-    router.release(late.lease_id, Completion(Outcome.CANCELLED), 1.7)
-    # What is said now counts: these events do not tell of it, so the engine does not have it.
-    router.on_kv_events(worker(0), [stored(range(9100, 9132), first_handle=600)], 1.8)
-    assert router.schedule(request(PROMPT), 1.9).chosen.cached_tokens == 0
-
-
-def test_without_events_a_finished_request_is_forgotten_after_a_second():
-    router = make_router(1)
-    router.on_kv_events(worker(0), [stored(range(9000, 9032), first_handle=500)], 0.5)
-    serve(router, PROMPT, 1.0)
-    router.tick(2.4)
-    assert router.index.stats(worker(0)).reservations > 0
-    router.tick(2.6)
-    assert router.index.stats(worker(0)).reservations == 0
 
 
 class RouterMachine(RuleBasedStateMachine):
