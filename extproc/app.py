@@ -1,11 +1,11 @@
-"""Composition root: the only module that wires adapters to the core."""
+"""Composition root: wires adapters to the core. What follows the fleet is wired in `extproc.fleet_watch`."""
 
 import asyncio
 import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -16,14 +16,11 @@ from extproc import __version__
 from extproc.adapters.access_log_server import AccessLogCounters, AccessLogService
 from extproc.adapters.admin_server import AdminError, AdminServer, AdminSources
 from extproc.adapters.decision_writer import DecisionLog
-from extproc.adapters.discovery import Discovery
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.journal import Journal
-from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
-from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.policy_plugins import available_policies
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.recent_decisions import RecentDecisions
@@ -32,27 +29,17 @@ from extproc.adapters.status import StatusBoard
 from extproc.adapters.telemetry.running import running_telemetry
 from extproc.adapters.telemetry.state_metrics import StateSources
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
-from extproc.assembly import (
-    admission_of,
-    kv_sources,
-    load_encoder,
-    load_normalizer,
-    load_revisions,
-    sources_of,
-)
+from extproc.assembly import admission_of, load_encoder, load_normalizer, load_revisions
 from extproc.config import Config, Pool, book_of
 from extproc.core.candidates import PoolFacts
 from extproc.core.rollout import Mode
-from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
+from extproc.fleet_watch import FleetWatch
 from extproc.journal.header import Header
 from extproc.prompt.encoder import PromptEncoder
-from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
-from extproc.protocol.model_cards import ModelCard
 from extproc.protocol.tenant_identity import namespaces
 
 _TICK_S = 0.5
 _STOP_GRACE_S = 2.0
-_DISCOVERY_GRACE_S = 5.0  # then an Envoy without any list is told what is known so far
 _TICKET_BYTES = 12  # unguessable: a ticket names a lease, and anyone who names it could end it
 
 
@@ -72,10 +59,6 @@ class App:
         self._report = report
         self._clock = time.monotonic
         self._cleanup = contextlib.AsyncExitStack()
-        self._members: dict[str, tuple[Member, ...]] = {}
-        self._discoveries: list[Discovery] = []
-        self._complaints: dict[WorkerId, str | None] = {}
-        self._scrape_errors: dict[str, str] = {}
         self.server: GrpcServer | None = None
 
     async def __aenter__(self) -> Self:
@@ -135,32 +118,20 @@ class App:
             baseline=config.rollout.baseline,
             on_unknown_model=self._look_at_models,
         )
-        self._scraper = MetricsScraper(
-            on_metrics=self._on_metrics,
-            on_failure=self._on_scrape_failure,
-            on_models=self._on_models,
-            settings=ScrapeSettings(
-                config.scrape.interval_s,
-                config.scrape.timeout_s,
-                models_interval_s=config.scrape.models_interval_s,
-            ),
-        )
-        self._subscriber = KvSubscriber(
-            on_events=self._on_kv_events,
-            on_reset=self._on_kv_reset,
-            on_trust=self._on_kv_trust,
-            clock=self._clock,
-            on_suspend=self._on_kv_suspended,
-        )
-        self._cleanup.push_async_callback(self._subscriber.close)
-        await self._cleanup.enter_async_context(self._scraper)
         self.health = HealthService()
         self.eds = EdsService(self._report)
-        self._started = self._clock()
-        for pool in config.pools:
-            discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
-            self._discoveries.append(discovery)
-            await self._cleanup.enter_async_context(discovery)
+        self._watch = FleetWatch(
+            config,
+            router=self.router,
+            service=self.service,
+            telemetry=self.telemetry,
+            catalog=self.admission.catalog,
+            health=self.health,
+            eds=self.eds,
+            clock=self._clock,
+            report=self._report,
+        )
+        await self._cleanup.enter_async_context(self._watch)
         self._cleanup.push_async_callback(_cancel, asyncio.create_task(self._tick(), name="tick"))
         await self._serve()
 
@@ -273,7 +244,7 @@ class App:
                 self.router,
                 self._clock,
                 version=__version__,
-                kv_streams=self._subscriber.streams,
+                kv_streams=self._watch.subscriber.streams,
                 ext_proc=ext_proc.counters,
                 access_log=access_log.counters,
             )
@@ -288,7 +259,7 @@ class App:
             tls=None if config.tls is None else config.tls.files(),
         )
         self._cleanup.push_async_callback(self.server.stop, _STOP_GRACE_S)
-        self._update_health()
+        self._watch.update_health()
         await self._start_admin(access_log.counters)
         self._report(f"listening on {self.server.address}")
 
@@ -306,7 +277,7 @@ class App:
             shadow=tuple(self.config.shadow),
             pools_with_events=frozenset(pool.name for pool in self.config.pools if pool.kv_events.enabled),
             access_log_streams=lambda: access_log.open_streams,
-            scrape_errors=self._scrape_errors,
+            scrape_errors=self._watch.scrape_errors,
             journal_error=lambda: None if self._journal is None else self._journal.error,
         )
         sources = AdminSources(lambda: self.health.ready, board.state, board.explained, self.telemetry.page)
@@ -321,146 +292,15 @@ class App:
         self._cleanup.push_async_callback(self.admin.close)
         self._report(f"status page: http://{self.admin.address}/")
 
-    # --- what the adapters tell ----------------------------------------------------------------------
-
-    def _taker(self, pool: str) -> Callable[[tuple[Member, ...]], None]:
-        def take(members: tuple[Member, ...]) -> None:
-            self._members[pool] = members
-            self._on_members()
-
-        return take
-
-    def _on_members(self) -> None:
-        members = [member for pool in self._members.values() for member in pool]
-        change, released = self.router.on_membership(members, self._clock())
-        self.service.finish(*released)
-        for worker in change.added:
-            self._report(f"worker {worker} joined")
-        for worker in change.reseeded:
-            self._report_revision(worker)
-        endpoints = {member.endpoint for member in members}
-        self.admission.catalog.keep(endpoints.__contains__)
-        for worker in change.removed:
-            self._report(f"worker {worker} left")
-            self.telemetry.kv_forgotten(worker)
-            self._complaints.pop(worker, None)
-            self._scrape_errors.pop(worker.endpoint, None)
-        self._scraper.set_endpoints(member.endpoint for member in members)
-        self._follow_kv_events(members, change.reseeded)
-        self._update_health()
-
-    def _follow_kv_events(self, members: Sequence[Member], anew: Collection[WorkerId] = ()) -> None:
-        """Subscribe to what can be; an address that is wrong costs one worker its events, and no request.
-
-        Streams of the workers in `anew` are read again from their beginning.
-        """
-        sources: list[KvSource] = []
-        problems: list[str] = []
-        for member in members:
-            try:
-                sources += kv_sources(member, self._topics[member.pool])
-            except ValueError as error:
-                problems.append(f"{member.endpoint}: {error}")
-        try:
-            if anew:
-                self._subscriber.set_sources([source for source in sources if source.worker not in anew])
-            self._subscriber.set_sources(sources)
-        except OSError as error:
-            problems.append(str(error))
-        for problem in problems:
-            self._report(f"KV events: {problem}; check the pool's `kv_events`")
-
-    @property
-    def _topics(self) -> dict[str, str]:
-        return {pool.name: pool.kv_events.topic for pool in self.config.pools}
-
-    def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
-        before = self._not_ready(endpoint)
-        self._scrape_errors.pop(endpoint, None)
-        self.service.finish(*self.router.on_metrics(endpoint, by_rank, self._clock()))
-        if before:
-            self._report(f"worker {endpoint} is ready again")
-            self._update_health()
-
-    def _on_scrape_failure(self, endpoint: str, error: str) -> None:
-        self._scrape_errors[endpoint] = error
-        if self.router.on_scrape_failure(endpoint):
-            self._report(f"worker {endpoint} is not ready: {error}")
-            self._update_health()
-
     def _look_at_models(self) -> None:
-        self._scraper.look_at_models()
-
-    def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
-        base = [card for card in cards if card.parent is None]
-        adapters = [card.id for card in cards if card.parent is not None]
-        for state in self.router.table.at(endpoint)[:1]:
-            self.service.models_learned(endpoint, state.member.pool, [card.id for card in base], adapters)
-        root = next((card.root for card in base if card.root), None)
-        reseeded = self.router.on_models(endpoint, root, adapters)
-        for worker in reseeded:
-            self._report_revision(worker)
-        if reseeded:
-            members = [member for pool in self._members.values() for member in pool]
-            self._follow_kv_events(members, reseeded)
-
-    def _report_revision(self, worker: WorkerId) -> None:
-        state = self.router.table.get(worker)
-        if state is not None:
-            self._report(f"worker {worker} serves model revision {state.revision!r}")
-
-    def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
-        self.router.on_kv_events(worker, events, self._clock())
-        state = self.router.table.get(worker)
-        if state is not None:
-            self.telemetry.kv_events(worker, state.member.pool, events)
-
-    def _on_kv_reset(self, worker: WorkerId) -> None:
-        self.router.on_kv_reset(worker)
-        self.telemetry.kv_forgotten(worker)
-
-    def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
-        self.router.on_kv_trust(worker, cause, trusted=trusted)
-        self._report(f"KV events of {worker}: {'complete' if trusted else 'not complete'} ({cause})")
-
-    def _on_kv_suspended(self, worker: WorkerId, suspended: bool) -> None:
-        self.router.on_kv_suspended(worker, suspended=suspended)
-
-    def _not_ready(self, endpoint: str) -> bool:
-        now = self._clock()
-        return any(not self.router.table.is_ready(state, now) for state in self.router.table.at(endpoint))
-
-    def _update_health(self) -> None:
-        """Ready when there is somewhere to send requests. Envoy learns who is."""
-        now = self._clock()
-        table = self.router.table
-        ready = {state.id.endpoint for state in table.all() if table.is_ready(state, now)}
-        self.health.set_ready(bool(ready))
-        known = {
-            pool.name: [
-                KnownWorker(m.endpoint, m.endpoint in ready) for m in self._members.get(pool.name, ())
-            ]
-            for pool in self.config.pools
-        }
-        complete = len(self._discoveries) == len(known) and all(one.complete for one in self._discoveries)
-        usable = any(self._members.values()) and now - self._started >= _DISCOVERY_GRACE_S
-        self.eds.set(snapshot(known, complete=complete, usable=usable))
-
-    def _report_complaints(self) -> None:
-        """Say it once when predictions for a worker begin to fail, and once when they hold again."""
-        now = self._clock()
-        for state in self.router.table.all():
-            complaint = self.router.trust.complaint(state.id, now)
-            if complaint != self._complaints.get(state.id):
-                self._complaints[state.id] = complaint
-                self._report(f"worker {state.id}: {complaint or 'predictions hold again'}")
+        self._watch.look_at_models()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             self.service.finish(*self.router.tick(self._clock()))
-            self._update_health()
-            self._report_complaints()
+            self._watch.update_health()
+            self._watch.report_complaints()
             if self._journal is not None:
                 self._journal.flush()
 

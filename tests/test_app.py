@@ -11,7 +11,7 @@ from extproc.adapters.routing import HttpRequest
 from extproc.app import App
 from extproc.cli import main
 from extproc.core.errors import WarmrouteError
-from extproc.core.types import Completion, Outcome, WorkerId
+from extproc.core.types import Completion, Outcome
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from tests.support.ports import free_port
@@ -84,98 +84,6 @@ async def test_what_an_engine_computed_is_found_again(tmp_path):
         await until(lambda: app.router.index.stats().blocks > 0)
         route = await app.ask()
         assert app.router.ledger.get(route.lease_id).decision.chosen.cached_tokens > 0
-
-
-async def test_pitfall_74_an_engine_whose_metrics_fail_is_out_only_after_some_in_a_row(tmp_path):
-    limited = {"scrape": {"interval_s": 0.05, "failure_limit": 3}}
-    async with SimEngine() as engine, Running(settings(tmp_path, engine, **limited)) as app:
-        (state,) = app.router.table.all()
-        await until(lambda: state.metrics_at is not None)
-        failures = []
-        original = app.router.on_scrape_failure
-
-        def fails(endpoint):
-            failures.append(original(endpoint))
-            if failures == [False]:
-                engine.faults.metrics_status = None  # one only
-            return failures[-1]
-
-        app.router.on_scrape_failure = fails
-        engine.faults.metrics_status = 500
-        await until(lambda: failures)
-        await until(lambda: state.scrape_failures == 0)
-        assert not app.says("not ready")()
-        assert app.health.ready
-
-        engine.faults.metrics_status = 500
-        await until(app.says("not ready", "500"))
-        assert failures[-3:] == [False, False, True]
-        assert not app.health.ready
-        assert (await app.ask()).status == 503
-        engine.faults.metrics_status = None
-        await until(app.says("ready again"))
-        assert app.health.ready
-        assert isinstance(await app.ask(), Route)
-
-
-async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tmp_path):
-    stale = {"scrape": {"interval_s": 0.05, "timeout_s": 60.0, "stale_after_s": 0.2}}
-    async with (
-        SimEngine() as busy,
-        SimEngine() as silent,
-        Running(settings(tmp_path, busy, silent, **stale)) as app,
-    ):
-        table = app.router.table
-        quiet, loud = (table.get(WorkerId(e.endpoint)) for e in (silent, busy))
-        await until(lambda: quiet.metrics_at is not None and loud.metrics_at is not None)
-        silent.faults.metrics_hang = True
-        await until(lambda: quiet.fresh_metrics(app._clock(), 0.2) is None)
-        assert quiet.metrics.waiting == 0  # the last thing it said
-        busy.pause()
-        async with aiohttp.ClientSession(busy.base_url) as client:
-            body = {"model": "tiny", "prompt": [7] * 400, "max_tokens": 1}
-            asks = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(200)]
-            await until(lambda: (loud.metrics.waiting or 0) > 0)
-            route = await app.ask("x " * 100)
-            costs = {c.worker: c.cost for c in app.router.ledger.get(route.lease_id).decision.candidates}
-            assert costs[quiet.id].queue_ms > 0
-            for ask in asks:
-                ask.cancel()
-            await asyncio.gather(*asks, return_exceptions=True)
-        busy.resume()
-
-
-async def test_workers_come_and_go_with_their_file(tmp_path):
-    members = tmp_path / "workers.yaml"
-    async with SimEngine() as one, SimEngine() as two:
-        members.write_text(yaml.safe_dump([one.endpoint]))
-        pool = {"discovery": {"file": str(members)}, "kv_events": {"enabled": False}}
-        async with Running(settings(tmp_path, pool=pool)) as app:
-            await until(app.says(f"worker {one.endpoint} joined"))
-            route = await app.ask()
-            assert route.endpoints == (one.endpoint,)
-            new = tmp_path / "new.yaml"
-            new.write_text(yaml.safe_dump([two.endpoint]))
-            new.replace(members)
-            await until(app.says(f"worker {one.endpoint} left"))
-            assert [state.id.endpoint for state in app.router.table.all()] == [two.endpoint]
-            assert (await app.ask()).endpoints == (two.endpoint,)
-    entries = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
-    assert [entry["outcome"] for entry in entries] == ["lost"]
-
-
-async def test_an_event_address_that_cannot_be_right_costs_one_worker_its_events_only(tmp_path):
-    async with SimEngine() as good, SimEngine() as bad:
-        config = settings(tmp_path, good, bad)
-        wrong = config.pools[0].discovery.static[1].model_copy(update={"kv_events": "tcp://*:0"})
-        static = [config.pools[0].discovery.static[0], wrong]
-        discovery = config.pools[0].discovery.model_copy(update={"static": static})
-        pool = config.pools[0].model_copy(update={"discovery": discovery})
-        async with Running(config.model_copy(update={"pools": [pool]})) as app:
-            assert app.says(bad.endpoint, "port 0", "kv_events")()
-            await until(app.says(f"KV events of {good.endpoint}"))
-            await until(lambda: all(state.metrics for state in app.router.table.all()))
-            assert isinstance(await app.ask(), Route)
 
 
 async def test_a_lease_nobody_ends_is_written_off(tmp_path):
@@ -316,41 +224,3 @@ async def test_what_a_service_decided_is_decided_again_from_its_journal(tmp_path
     assert found["requests"] == found["exact"] == 41
     prompt = b"Once upon a time"
     assert prompt not in (tmp_path / "journal").read_bytes()
-
-
-async def test_a_worker_whose_revision_changes_is_learned_anew_from_its_own_events(tmp_path):
-    path = tmp_path / "workers.yaml"
-
-    def say(revision):
-        entry = {"endpoint": engine.endpoint, "kv_events": engine.kv_events, "kv_replay": engine.kv_replay}
-        (tmp_path / "new").write_text(yaml.safe_dump([{**entry, "revision": revision}]))
-        (tmp_path / "new").replace(path)
-
-    async with SimEngine() as engine, aiohttp.ClientSession(engine.base_url) as client:
-        body = {"model": "tiny", "prompt": TEXT, "max_tokens": 1}
-        async with client.post("/v1/completions", json=body) as reply:
-            assert reply.status == 200
-        say("v1")
-        pool = {"model": {"path": str(tiny_model_path()), "revision": "v1"}, "discovery": {"file": str(path)}}
-        async with Running(settings(tmp_path, pool=pool)) as app:
-
-            async def seen_as():
-                route = await app.ask()
-                decision = app.router.ledger.get(route.lease_id).decision
-                app.service.completed(route.lease_id, Completion(Outcome.CANCELLED))
-                return decision.request.namespace.model_revision, decision.chosen.cached_tokens > 0
-
-            await until(lambda: app.says("complete")() or app.says("KV events of")())
-            await until_async(seen_as, ("v1", True))
-            say("v2")
-            await until(app.says("serves model revision 'v2'"))
-            # What it computed is found again, in the namespace of what it serves now.
-            await until_async(seen_as, ("v2", True))
-
-
-async def until_async(function, wanted):
-    for _ in range(500):
-        if await function() == wanted:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"never {wanted}: {await function()}")

@@ -1,0 +1,245 @@
+"""What is known of the fleet, from everything that tells of it, and whom that is told.
+
+Discovery says who is there; `/metrics` and `/v1/models` how they are and what they serve; KV events what they
+hold. Each piece of news goes to the router first, and then to those it changes something for: the service
+finishes requests that are lost, Envoy gets its endpoints, health turns, and an operator reads one line.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Self
+
+from extproc.adapters.discovery import Discovery
+from extproc.adapters.eds_server import EdsService
+from extproc.adapters.health_server import HealthService
+from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
+from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
+from extproc.adapters.routing_service import WarmRoutingService
+from extproc.adapters.telemetry.recorder import Telemetry
+from extproc.assembly import kv_sources, sources_of
+from extproc.config import Config
+from extproc.core.model_catalog import ModelCatalog
+from extproc.core.router import Router
+from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
+from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
+from extproc.protocol.model_cards import ModelCard
+
+_DISCOVERY_GRACE_S = 5.0  # then an Envoy without any list is told what is known so far
+
+
+class FleetWatch:
+    """Follows all workers of all pools while it is entered. An async context manager.
+
+    Args:
+        config: pools, and how to scrape.
+        router: told first.
+        service: finishes the requests that turn out lost.
+        telemetry: counts KV events.
+        catalog: which models the servers name; forgets those of servers that left.
+        health: ready while there is somewhere to send requests.
+        eds: tells Envoy the endpoints.
+        clock: seconds, monotonic.
+        report: told, in one line, what an operator should know.
+
+    Attributes:
+        subscriber: reads the KV events.
+        scrape_errors: why the last scrape failed, by endpoint, where it did.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        router: Router,
+        service: WarmRoutingService,
+        telemetry: Telemetry,
+        catalog: ModelCatalog,
+        health: HealthService,
+        eds: EdsService,
+        clock: Callable[[], float],
+        report: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._service = service
+        self._telemetry = telemetry
+        self._catalog = catalog
+        self._health = health
+        self._eds = eds
+        self._clock = clock
+        self._report = report
+        self._cleanup = contextlib.AsyncExitStack()
+        self._topics = {pool.name: pool.kv_events.topic for pool in config.pools}
+        self._members: dict[str, tuple[Member, ...]] = {}
+        self._discoveries: list[Discovery] = []
+        self._complaints: dict[WorkerId, str | None] = {}
+        self.scrape_errors: dict[str, str] = {}
+        self._scraper = MetricsScraper(
+            on_metrics=self._on_metrics,
+            on_failure=self._on_scrape_failure,
+            on_models=self._on_models,
+            settings=ScrapeSettings(
+                config.scrape.interval_s,
+                config.scrape.timeout_s,
+                models_interval_s=config.scrape.models_interval_s,
+            ),
+        )
+        self.subscriber = KvSubscriber(
+            on_events=self._on_kv_events,
+            on_reset=self._on_kv_reset,
+            on_trust=self._on_kv_trust,
+            clock=clock,
+            on_suspend=self._on_kv_suspended,
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._cleanup.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._cleanup.aclose()
+
+    async def _start(self) -> None:
+        self._cleanup.push_async_callback(self.subscriber.close)
+        await self._cleanup.enter_async_context(self._scraper)
+        self._started = self._clock()
+        for pool in self._config.pools:
+            discovery = Discovery(sources_of(pool), on_members=self._taker(pool.name), on_error=self._report)
+            self._discoveries.append(discovery)
+            await self._cleanup.enter_async_context(discovery)
+
+    def look_at_models(self) -> None:
+        """Ask the servers what they serve, now: a request named a model that none has told of."""
+        self._scraper.look_at_models()
+
+    def _taker(self, pool: str) -> Callable[[tuple[Member, ...]], None]:
+        def take(members: tuple[Member, ...]) -> None:
+            self._members[pool] = members
+            self._on_members()
+
+        return take
+
+    def _on_members(self) -> None:
+        members = [member for pool in self._members.values() for member in pool]
+        change, released = self._router.on_membership(members, self._clock())
+        self._service.finish(*released)
+        for worker in change.added:
+            self._report(f"worker {worker} joined")
+        for worker in change.reseeded:
+            self._report_revision(worker)
+        endpoints = {member.endpoint for member in members}
+        self._catalog.keep(endpoints.__contains__)
+        for worker in change.removed:
+            self._report(f"worker {worker} left")
+            self._telemetry.kv_forgotten(worker)
+            self._complaints.pop(worker, None)
+            self.scrape_errors.pop(worker.endpoint, None)
+        self._scraper.set_endpoints(member.endpoint for member in members)
+        self._follow_kv_events(members, change.reseeded)
+        self.update_health()
+
+    def _follow_kv_events(self, members: Sequence[Member], anew: Collection[WorkerId] = ()) -> None:
+        """Subscribe to what can be; an address that is wrong costs one worker its events, and no request.
+
+        Streams of the workers in `anew` are read again from their beginning.
+        """
+        sources: list[KvSource] = []
+        problems: list[str] = []
+        for member in members:
+            try:
+                sources += kv_sources(member, self._topics[member.pool])
+            except ValueError as error:
+                problems.append(f"{member.endpoint}: {error}")
+        try:
+            if anew:
+                self.subscriber.set_sources([source for source in sources if source.worker not in anew])
+            self.subscriber.set_sources(sources)
+        except OSError as error:
+            problems.append(str(error))
+        for problem in problems:
+            self._report(f"KV events: {problem}; check the pool's `kv_events`")
+
+    def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
+        before = self._not_ready(endpoint)
+        self.scrape_errors.pop(endpoint, None)
+        self._service.finish(*self._router.on_metrics(endpoint, by_rank, self._clock()))
+        if before:
+            self._report(f"worker {endpoint} is ready again")
+            self.update_health()
+
+    def _on_scrape_failure(self, endpoint: str, error: str) -> None:
+        self.scrape_errors[endpoint] = error
+        if self._router.on_scrape_failure(endpoint):
+            self._report(f"worker {endpoint} is not ready: {error}")
+            self.update_health()
+
+    def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
+        base = [card for card in cards if card.parent is None]
+        adapters = [card.id for card in cards if card.parent is not None]
+        for state in self._router.table.at(endpoint)[:1]:
+            self._service.models_learned(endpoint, state.member.pool, [card.id for card in base], adapters)
+        root = next((card.root for card in base if card.root), None)
+        reseeded = self._router.on_models(endpoint, root, adapters)
+        for worker in reseeded:
+            self._report_revision(worker)
+        if reseeded:
+            members = [member for pool in self._members.values() for member in pool]
+            self._follow_kv_events(members, reseeded)
+
+    def _report_revision(self, worker: WorkerId) -> None:
+        state = self._router.table.get(worker)
+        if state is not None:
+            self._report(f"worker {worker} serves model revision {state.revision!r}")
+
+    def _on_kv_events(self, worker: WorkerId, events: Sequence[KvEvent]) -> None:
+        self._router.on_kv_events(worker, events, self._clock())
+        state = self._router.table.get(worker)
+        if state is not None:
+            self._telemetry.kv_events(worker, state.member.pool, events)
+
+    def _on_kv_reset(self, worker: WorkerId) -> None:
+        self._router.on_kv_reset(worker)
+        self._telemetry.kv_forgotten(worker)
+
+    def _on_kv_trust(self, worker: WorkerId, trusted: bool, cause: str) -> None:
+        self._router.on_kv_trust(worker, cause, trusted=trusted)
+        self._report(f"KV events of {worker}: {'complete' if trusted else 'not complete'} ({cause})")
+
+    def _on_kv_suspended(self, worker: WorkerId, suspended: bool) -> None:
+        self._router.on_kv_suspended(worker, suspended=suspended)
+
+    def _not_ready(self, endpoint: str) -> bool:
+        now = self._clock()
+        return any(not self._router.table.is_ready(state, now) for state in self._router.table.at(endpoint))
+
+    def update_health(self) -> None:
+        """Ready when there is somewhere to send requests. Envoy learns who is."""
+        now = self._clock()
+        table = self._router.table
+        ready = {state.id.endpoint for state in table.all() if table.is_ready(state, now)}
+        self._health.set_ready(bool(ready))
+        known = {
+            pool.name: [
+                KnownWorker(m.endpoint, m.endpoint in ready) for m in self._members.get(pool.name, ())
+            ]
+            for pool in self._config.pools
+        }
+        complete = len(self._discoveries) == len(known) and all(one.complete for one in self._discoveries)
+        usable = any(self._members.values()) and now - self._started >= _DISCOVERY_GRACE_S
+        self._eds.set(snapshot(known, complete=complete, usable=usable))
+
+    def report_complaints(self) -> None:
+        """Say it once when predictions for a worker begin to fail, and once when they hold again."""
+        now = self._clock()
+        for state in self._router.table.all():
+            complaint = self._router.trust.complaint(state.id, now)
+            if complaint != self._complaints.get(state.id):
+                self._complaints[state.id] = complaint
+                self._report(f"worker {state.id}: {complaint or 'predictions hold again'}")
