@@ -83,7 +83,7 @@ class CostSettings:
     step_ms_per_sequence: float = 0.1
     step_ms_per_1k_context: float = 0.02
     decode_weight: float = 0.5
-    interference: float = 3.0
+    interference: float = 2.5
     cold_share: float = 0.5
     max_cold_slowdown: float = 1.25
     max_prefix_share: float = 0.5
