@@ -11,10 +11,11 @@ from tests.support.envoy import EnvoyFactory
 # Where tests run in the background the shell has SIGINT ignored, and programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Machines are shared: how long an example takes says nothing.
+hypothesis.settings.register_profile("patient", deadline=None)
 # A change is judged by the same examples each time; everyone else's runs look for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "patient")
 
 
 @pytest.fixture

@@ -152,11 +152,14 @@ def reordered_object(one: str, at: int, other: str, other_at: int) -> tuple[int,
     return None
 
 
+_BRACES = 64  # opening braces looked at, those of objects that end too early included
+
+
 def _objects(text: str, at: int) -> Iterator[tuple[int, int]]:
     """Balanced objects that begin before `at` and end after it, innermost first."""
     decoder = json.JSONDecoder()
     start = text.rfind("{", 0, at)
-    for _ in range(8):
+    for _ in range(_BRACES):
         if start < 0:
             return
         try:

@@ -436,7 +436,9 @@ async def test_models_lead_to_their_pools_and_unknown_ones_to_a_404(tmp_path, mo
             # A name that only engines tell is passed on or refused until they have told.
             for _ in range(200):
                 reply = await stack.post("/v1/completions", {"model": "two-lora", "prompt": "x"})
-                if reply.status == 200 and json.loads(reply.body)["served_by"] == "two":
+                told = reply.status == 200 and json.loads(reply.body)["served_by"] == "two"
+                unknown = await stack.post("/v1/completions", {"model": "three", "prompt": "x"})
+                if told and unknown.status == 404:
                     break
             for model, served_by, arrives in (
                 ("one", "one", "one"),

@@ -73,7 +73,7 @@ async def test_a_worker_killed_under_load(tmp_path):
             body = {
                 "model": "tiny",
                 "messages": [{"role": "user", "content": f"Client {number} {'word ' * (number % 7)}"}],
-                "max_tokens": 50,
+                "max_tokens": 150,  # none ends before the last has begun
                 "ignore_eos": True,
                 "stream": True,
             }
