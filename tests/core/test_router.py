@@ -474,3 +474,37 @@ class RouterMachine(RuleBasedStateMachine):
 
 TestRouterMachine = RouterMachine.TestCase
 TestRouterMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_a_worker_that_keeps_requests_waiting_for_memory_has_a_queue():
+    router = make_router(2)
+    for n in range(2):
+        router.on_metrics(worker(n).endpoint, {0: metrics(waiting=0, running=0)}, 0.0)
+    for n in range(6):
+        router.schedule(request(range(n * 1000, n * 1000 + 50), subset=frozenset({worker(0).endpoint})), 1.0)
+    waits = []
+    for waiting in (0, 3):
+        # Their prefill is over long since, so it is not what they wait for.
+        router.on_metrics(worker(0).endpoint, {0: metrics(waiting=waiting, running=6 - waiting)}, 3.0)
+        router.on_metrics(worker(1).endpoint, {0: metrics(waiting=0, running=0)}, 3.0)
+        decision = router.schedule(request(range(90_000, 90_050)), 3.0)
+        waits.append({c.worker: c.cost.queue_ms for c in decision.candidates})
+        router.release(decision.lease_id, Completion(Outcome.CANCELLED), 3.0)
+    assert waits[1][worker(0)] > waits[0][worker(0)] + 100.0
+    assert waits[1][worker(1)] == waits[0][worker(1)]
+
+
+def test_work_that_another_worker_would_not_have_is_charged_where_it_delays_others():
+    def charged(held):
+        router = make_router(2)
+        if held:
+            router.on_kv_events(worker(1), [stored(PROMPT)], 0.0)
+        for n in range(4):
+            ask = request(
+                range(5000 + n * 1000, 5000 + n * 1000 + 50), subset=frozenset({worker(0).endpoint})
+            )
+            router.schedule(ask, 1.0)
+        candidates = router.schedule(request(PROMPT), 3.0).candidates
+        return next(c.cost.decode_ms for c in candidates if c.worker == worker(0))
+
+    assert charged(held=True) > charged(held=False) + 10.0
