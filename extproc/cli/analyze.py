@@ -3,11 +3,11 @@
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extproc import __version__
+from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
 from extproc.core.errors import WarmrouteError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--json", metavar="FILE", help="write everything as JSON (-: standard output, nothing else)"
     )
-    out.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with charts")
+    out.add_argument("--html", metavar="FILE", help="write one self-contained page with charts")
     out.add_argument("--show-text", action="store_true", help="show text of prompts, not only its shape")
     run_options = parser.add_argument_group("how it runs")
     run_options.add_argument(
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     from extproc.cli.analyze_jobs import spec_of
     from extproc.cli.analyze_text import print_report
 
+    for option, name in (("--json", args.json), ("--html", args.html)):
+        check_writable(option, name)
     fields = _fields(args.field)
     spec = spec_of(args.tokenizer, args.chat_template, _pool(args))
     if args.logs.count("-") > 1:
@@ -117,13 +119,11 @@ def run(args: argparse.Namespace) -> int:
         )
     report = report_of(analyzer, decode, about, show_text=args.show_text)
     if args.html is not None:
-        _write(args.html, html_report(report, _command(args)))
+        write_text(args.html, html_report(report, _command(args)))
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-    if args.json == "-":
-        sys.stdout.write(text)
-    else:
-        if args.json is not None:
-            _write(Path(args.json), text)
+    if args.json is not None:
+        write_text(args.json, text)
+    if STANDARD_OUTPUT not in (args.json, args.html):
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(width=_PIPE_WIDTH, highlight=False)
@@ -198,13 +198,6 @@ def _whole(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return value
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8", errors="replace")
-    except OSError as error:
-        raise WarmrouteError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _command(args: argparse.Namespace) -> str:

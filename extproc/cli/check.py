@@ -22,7 +22,7 @@ from extproc.adapters.doctor_names import (
     salted_pools,
     served_by,
 )
-from extproc.adapters.kv_subscriber import KvSource
+from extproc.adapters.kv_stream import KvSource
 from extproc.assembly import kv_sources, load_encoder, load_revisions, sources_of
 from extproc.config import Config, Pool, book_of
 from extproc.core.model_catalog import resolve_aliases
@@ -103,7 +103,7 @@ def _load(pool: Pool, say: Callable[[Finding], None]) -> PromptEncoder | None:
         )  # fmt: skip
         return None
     note = f" ({encoder.encoder.note})" if encoder.encoder.note else ""
-    detail = f"tokenizer loaded, encoding with {encoder.encoder.name}{note}"
+    detail = f"tokenizer loaded, encoding with {encoder.encoder.name}{note}; reuse {encoder.encoder.reuse}"
     say(Finding(f"pool {pool.name}", "model", Status.OK, detail))
     return encoder
 

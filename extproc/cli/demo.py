@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
 from extproc.core.errors import WarmrouteError
 from extproc.demo import results
 from extproc.demo.client import Client
@@ -50,10 +51,9 @@ def run(args: argparse.Namespace) -> int:
     for name in ("engines", "documents", "questions", "concurrency"):
         if getattr(args, name) < 1:
             raise WarmrouteError(f"--{name} must be at least 1")
-    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
-        raise WarmrouteError(f"--json {args.json}: there is no such folder")
+    check_writable("--json", args.json)
     vllm_python = _vllm_python(args)
-    console = Console(stderr=args.json == "-")
+    console = Console(stderr=args.json == STANDARD_OUTPUT)
     with _work_dir(args.work_dir) as directory:
         try:
             measured = asyncio.run(_main(args, vllm_python, directory, console))
@@ -191,14 +191,8 @@ def _show(measured: list[results.PolicyResult], json_file: str | None, console: 
         style="dim",
     )
     if json_file:
-        text = json.dumps(results.report(measured), indent=2) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-        else:
-            try:
-                Path(json_file).write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise WarmrouteError(f"--json {json_file}: {error.strerror}") from error
+        write_text(json_file, json.dumps(results.report(measured), indent=2) + "\n")
+        if json_file != STANDARD_OUTPUT:
             console.print(f"figures written to {json_file}", style="dim")
 
 

@@ -25,6 +25,7 @@ from extproc.adapters.envoy_bootstrap import (
     to_json,
     to_yaml,
 )
+from extproc.adapters.holding import MARGIN_S
 from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_discovery import pool_resource
 from extproc.protocol.tenant_identity import attribute_names, namespaces
@@ -33,6 +34,7 @@ HELP = "print a complete Envoy configuration for a Warmroute configuration"
 
 # Envoy's own 413 is plain text, so a body somewhat over the limit must reach us to get ours.
 _ABOVE_OUR_BODY_LIMIT = 1 << 20
+_MAX_MESSAGE_TIMEOUT_S = 60.0
 _MOST_BODY_BYTES = (1 << 32) - 1
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -118,7 +120,10 @@ def envoy_settings(
     listen = parse_address(envoy.listen, lowest_port=0)
     admin = parse_address(envoy.admin, lowest_port=0)
     ours = parse_address(config.listen, lowest_port=0)
-    here = str(ours._replace(host=_ANY_HOST.get(ours.host, ours.host)))
+    ours = ours._replace(host=_ANY_HOST.get(ours.host, ours.host))
+    # Each process has a port of its own, so that Envoy balances streams over them, not connections.
+    several = range(1, 1 + config.processes) if config.processes > 1 else range(1)
+    here = tuple(str(ours._replace(port=ours.port + number)) for number in several)
     if not envoy.router and ours.port == 0:
         raise EnvoyConfigError(
             f"`listen: {config.listen}` leaves the port open, so Envoy cannot find it: "
@@ -140,7 +145,7 @@ def envoy_settings(
         request_attributes=attribute_names(sources),
         # Where tenants are restricted no path may go past the router: engines generate on several.
         routed_prefixes=("/",) if config.fail_closed else DEFAULT_PREFIXES,
-        routers=tuple(envoy.router) or (here,),
+        routers=tuple(envoy.router) or here,
         router_tls=_router_tls(config),
         listen_address=listen.host,
         listen_port=listen.port,
@@ -150,6 +155,7 @@ def envoy_settings(
         body_mode=BodyMode(envoy.body_mode),
         body_limit=min(config.limits.body_bytes + _ABOVE_OUR_BODY_LIMIT, _MOST_BODY_BYTES),
         message_timeout=envoy.message_timeout_s,
+        max_message_timeout=_max_message_timeout(config),
         first_token_observer=envoy.first_token_observer,
         retries=envoy.retries,
         retry_resets=envoy.retry_resets,
@@ -157,6 +163,11 @@ def envoy_settings(
         trace_collector=envoy.trace_collector,
         trace_percent=envoy.trace_percent,
     )
+
+
+def _max_message_timeout(config: configuration.Config) -> float:
+    """As long as we may ask to hold a request: Envoy ignores us where we ask for more."""
+    return max(_MAX_MESSAGE_TIMEOUT_S, config.admission.max_wait_s + MARGIN_S)
 
 
 def _router_tls(config: configuration.Config) -> RouterTls | None:

@@ -1,14 +1,16 @@
 """`warmroute normalize`: what normalization would do to recorded requests."""
 
 import argparse
+import gzip
 import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=["-"],
         metavar="FILE",
-        help="one body, or one per line; - is standard input",
+        help="one body, or one per line, gzipped if it ends in .gz; - is standard input",
     )
     parser.add_argument(
         "-c",
@@ -182,16 +184,19 @@ def _bodies(files: list[str]) -> Iterator[bytes]:
         if name == "-":
             yield from _split(sys.stdin.buffer)
             continue
-        path = Path(name)
+        path, packed = Path(name), name.endswith(".gz")
         try:
-            file = path.open("rb")
-        except OSError as error:
-            raise ConfigError(f"cannot read {name}: {error.strerror}") from error
-        with file, _progress() as progress:
-            task = progress.add_task(path.name, total=path.stat().st_size)
-            for body in _split(file):
-                progress.advance(task, len(body))
-                yield body
+            with (
+                cast("BinaryIO", gzip.open(path)) if packed else path.open("rb") as file,
+                _progress() as progress,
+            ):
+                task = progress.add_task(path.name, total=None if packed else path.stat().st_size)
+                for body in _split(file):
+                    progress.advance(task, len(body))
+                    yield body
+        except (OSError, EOFError, zlib.error) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise ConfigError(f"cannot read {name}: {why}") from error
 
 
 def _progress() -> Progress:

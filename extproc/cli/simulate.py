@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import json
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from extproc import __version__
+from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
+from extproc.cli.simulate_options import EVERYTHING, command, fleet_options, fleet_settings, load_options
 from extproc.core.errors import WarmrouteError
 
 if TYPE_CHECKING:
@@ -22,18 +22,16 @@ _PIPE_WIDTH = 120
 
 HELP = "Simulate a fleet: how each routing policy serves a workload, beside its peers and a bound."
 
-_EVERYTHING = "all"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.epilog = "Deterministic: the same options give the same JSON, byte for byte."
     parser.add_argument("--list", action="store_true", help="show workloads, policies and presets")
-    _load_options(parser.add_argument_group("what is asked"))
-    _fleet_options(parser.add_argument_group("the fleet"))
+    load_options(parser.add_argument_group("what is asked"))
+    fleet_options(parser.add_argument_group("the fleet"))
     out = parser.add_argument_group("what is written")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    out.add_argument("--html", type=Path, metavar="FILE", help="write tables and charts, in one file")
+    out.add_argument("--json", metavar="FILE", help="write the figures (-: standard output, nothing else)")
+    out.add_argument("--html", metavar="FILE", help="write tables and charts, in one file")
     out.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
     out.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -52,9 +50,12 @@ def run(args: argparse.Namespace) -> int:
     from extproc.sim.report_html import html_report
     from extproc.sim.results import report_of
 
-    console = Console()
+    for option, name in (("--json", args.json), ("--html", args.html)):
+        check_writable(option, name)
+    beside = STANDARD_OUTPUT in (args.json, args.html)  # the table goes to standard error then
+    console = Console(stderr=beside)
     if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH)
+        console = Console(stderr=beside, width=_PIPE_WIDTH)
     if args.list:
         _print_list(console)
         return 0
@@ -77,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         about_json = {**about, "skipped": skipped}
         report = report_of(results, about_json, args.knee_ttft_ms)
-        _write(args.json, json.dumps(report, indent=1) + "\n")
+        write_text(args.json, json.dumps(report, indent=1) + "\n")
     if args.html is not None:
-        _write(args.html, html_report(about, results, args.knee_ttft_ms, command(args)))
+        write_text(args.html, html_report(about, results, args.knee_ttft_ms, command(args)))
     return 0 if results else 1
 
 
@@ -111,14 +112,22 @@ def plan(args: argparse.Namespace) -> "list[Job]":
         window_s=None if args.window is None else window_of(args.window),
         read_lines=read_lines,
     )
-    settings = _settings(args, WORKLOADS[args.workload](options).block_size)
+    settings = fleet_settings(args, WORKLOADS[args.workload](options).block_size)
     knee = args.knee_ttft_ms if args.knee else None
     if knee is not None:
         if loads == [None]:
             raise WarmrouteError("--knee needs the load to begin with: give --rate or --concurrency")
         loads = loads[:1]
+    fronts = [
+        (routers, exchange_ms)
+        for routers in args.routers
+        for exchange_ms in (args.exchange_ms if routers > 1 else (0.0,))
+    ]
     return [
-        Job(args.workload, options, policy, settings, load, knee) for load in loads for policy in policies
+        Job(args.workload, options, policy, settings, load, knee, routers, exchange_ms)
+        for load in loads
+        for policy in policies
+        for routers, exchange_ms in fronts
     ]
 
 
@@ -149,113 +158,17 @@ def describe(args: argparse.Namespace, settings: "FleetSettings") -> dict[str, A
         "kv_loss": settings.kv_loss,
         "kv_replay": settings.kv_replay,
         "warmup_requests": settings.warmup_requests,
+        "routers": args.routers,
+        "exchange_ms": args.exchange_ms,
         "version": __version__,
     }
-
-
-def command(args: argparse.Namespace) -> str:
-    """The command line that gives the same figures."""
-    words = ["warmroute", "simulate"]
-    for name in _REPRODUCING:
-        value = getattr(args, name)
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            shown = ",".join(f"{v:g}" for v in value) if isinstance(value, list) else str(value)
-            words += [flag, shown]
-    return shlex.join(words)
-
-
-_REPRODUCING = (
-    *("workload", "trace", "part", "window", "limit", "policies", "rate", "concurrency", "knee"),
-    *(
-        "knee_ttft_ms",
-        "seed",
-        "warmup",
-        "replicas",
-        "preset",
-        "kv_tokens",
-        "max_num_seqs",
-        "scrape_interval",
-        "network_ms",
-    ),
-    *("kv_delay_ms", "kv_loss", "no_kv_events", "no_kv_replay"),
-)
-
-
-def _load_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--workload", default="rl-rollouts", metavar="NAME", help="see --list")
-    group.add_argument("--trace", type=Path, metavar="PATH", help="replay this instead of a stand-in")
-    group.add_argument("--part", metavar="I/N", help="only part I, from 0, of N of the trace, such as 0/3")
-    group.add_argument("--window", metavar="A:B", help="only what the trace has in these seconds")
-    group.add_argument("--limit", type=int, metavar="N", help="stop the workload after about N requests")
-    group.add_argument(
-        "--policies",
-        default="token-load,least-load,round-robin,oracle",
-        metavar="A,B,…",
-        help=f"of ours, of peers (see --list), or module:factory; {_EVERYTHING}: every one there is",
-    )
-    load = group.add_mutually_exclusive_group()
-    load.add_argument(
-        "--rate", type=_numbers, metavar="R,…", help="open loop: sessions per second; several are run in turn"
-    )
-    load.add_argument(
-        "--concurrency", type=_wholes, metavar="C,…", help="closed loop: sessions at once; several likewise"
-    )
-    group.add_argument("--knee", action="store_true", help="raise the load until the fleet does not cope")
-    group.add_argument(
-        "--knee-ttft-ms", type=float, default=2000.0, metavar="MS", help="coping: TTFT p95 within this"
-    )
-    group.add_argument("--seed", type=int, default=0, help="of everything random")
-    group.add_argument("--warmup", type=int, default=0, metavar="N", help="first requests, not measured")
-
-
-def _fleet_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--replicas", type=int, default=4, metavar="N", help="engines")
-    group.add_argument("--preset", default="medium", metavar="NAME", help="how fast they are; see --list")
-    group.add_argument("--kv-tokens", type=int, metavar="N", help="KV cache of each (default: the preset's)")
-    group.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="sequences in one batch")
-    group.add_argument(
-        "--scrape-interval", type=float, default=1.0, metavar="S", help="seconds between metrics scrapes"
-    )
-    group.add_argument(
-        "--network-ms", type=float, default=0.5, metavar="MS", help="router to engine, one way"
-    )
-    group.add_argument("--kv-delay-ms", type=float, default=1.0, metavar="MS", help="age of KV events")
-    group.add_argument("--kv-loss", type=float, default=0.0, metavar="SHARE", help="KV event batches lost")
-    group.add_argument("--no-kv-events", action="store_true", help="engines publish no KV events")
-    group.add_argument("--no-kv-replay", action="store_true", help="lost KV events stay lost")
-
-
-def _settings(args: argparse.Namespace, block_size: int) -> "FleetSettings":
-    from extproc.sim.fleet import FleetSettings
-    from extproc.sim.hardware import ENGINE_PRESETS
-
-    preset = ENGINE_PRESETS.get(args.preset)
-    if preset is None:
-        raise WarmrouteError(f"no preset is called {args.preset!r}; choose from {', '.join(ENGINE_PRESETS)}")
-    if args.kv_tokens is not None:
-        preset = dataclasses.replace(preset, kv_tokens=args.kv_tokens)
-    return FleetSettings(
-        replicas=args.replicas,
-        engine=preset.engine(block_size, max_num_seqs=args.max_num_seqs),
-        network_s=args.network_ms / 1000.0,
-        scrape_interval_s=args.scrape_interval,
-        kv_delay_s=args.kv_delay_ms / 1000.0,
-        kv_events=not args.no_kv_events,
-        kv_loss=args.kv_loss,
-        kv_replay=not args.no_kv_replay,
-        warmup_requests=args.warmup,
-        seed=args.seed,
-    )
 
 
 def _policies(text: str) -> list[str]:
     from extproc.cli.simulate_jobs import peers
     from extproc.sim.policies import POLICIES
 
-    if text == _EVERYTHING:
+    if text == EVERYTHING:
         return list({**POLICIES, **peers()})
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
@@ -271,27 +184,6 @@ def _loads(args: argparse.Namespace) -> "list[Load | None]":
     if args.concurrency is not None:
         return [Load("concurrency", value) for value in args.concurrency]
     return [None]
-
-
-def _numbers(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if not values or not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers above 0")
-    return values
-
-
-def _wholes(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
-    if not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of whole numbers above 0")
-    return values
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise WarmrouteError(f"cannot write {path}: {error.strerror}") from None
 
 
 class _Bars:

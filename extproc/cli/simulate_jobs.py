@@ -16,6 +16,7 @@ from extproc.sim.policies import POLICIES
 from extproc.sim.results import Result
 from extproc.sim.routing import PolicyUnavailableError, RouterMaker
 from extproc.sim.sessions import WorkloadOptions
+from extproc.sim.several_routers import several
 from extproc.sim.workloads import WORKLOADS
 
 _PEERS = "loadtests.peers"
@@ -26,7 +27,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One policy under one load; or with `knee_ttft_ms` under rising load, from `load` on."""
+    """One policy under one load; or with `knee_ttft_ms` under rising load, from `load` on.
+
+    `routers` of them share the requests and exchange load every `exchange_ms`; 0: never.
+    """
 
     workload: str
     options: WorkloadOptions
@@ -34,11 +38,21 @@ class Job:
     settings: FleetSettings
     load: Load | None
     knee_ttft_ms: float | None = None
+    routers: int = 1
+    exchange_ms: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """What results call it."""
+        if self.routers == 1:
+            return self.policy
+        told = f"{self.exchange_ms:g} ms" if self.exchange_ms else "alone"
+        return f"{self.policy} x{self.routers} {told}"
 
     @property
     def title(self) -> str:
         """For a progress bar."""
-        return self.policy if self.load is None else f"{self.policy} at {self.load.kind} {self.load.value:g}"
+        return self.label if self.load is None else f"{self.label} at {self.load.kind} {self.load.value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +109,12 @@ def run_job(job: Job, progress: Callable[[int], None] | None = None) -> Outcome:
     Raises:
         WarmrouteError: the workload cannot be made.
     """
-    make = policy_maker(job.policy)
+    exchange_s = job.exchange_ms / 1000.0 or None
+    make = several(policy_maker(job.policy), job.routers, exchange_s)
     workload = WORKLOADS[job.workload]
 
     def run(load: Load | None) -> Result:
-        return run_one(workload, job.options, job.policy, make, job.settings, load, progress)
+        return run_one(workload, job.options, job.label, make, job.settings, load, progress)
 
     try:
         if job.knee_ttft_ms is not None and job.load is not None:

@@ -16,12 +16,14 @@ _BAR = 24
 _LOWEST = 16
 _DECISIONS = 20
 _PREFIXES = 8
+_TENANTS = 4
 
 
 def view(state: State, height: int | None) -> RenderableType:
     """Everything, shortened so that it fits into `height` lines (at least 16); None: as long as it is."""
     warned, workers, prefixes = state["warnings"], state["workers"], state["prefixes"]
-    plan = _Plan.of(len(warned), len(workers), len(state["decisions"]), len(prefixes), height)
+    held = len(state.get("held", ()))
+    plan = _Plan.of(len(warned), len(workers), len(state["decisions"]), len(prefixes), height, held)
     parts: list[RenderableType] = [_head(state)]
     if warned:
         parts += [_title("Warnings"), *(_warning(one) for one in warned[: plan.warnings])]
@@ -44,11 +46,13 @@ class _Plan(NamedTuple):
     prefixes: int
 
     @classmethod
-    def of(cls, warnings: int, workers: int, decisions: int, prefixes: int, height: int | None) -> "_Plan":
+    def of(
+        cls, warnings: int, workers: int, decisions: int, prefixes: int, height: int | None, held: int = 0
+    ) -> "_Plan":
         """For so many of each; a title takes two lines, a table's head one, `more` another."""
         if height is None:
             return cls(warnings, workers, min(_DECISIONS, decisions), min(_PREFIXES, prefixes))
-        left = max(height, _LOWEST) - 2
+        left = max(height, _LOWEST) - 2 - held
         warned = min(warnings, max(1, left // 8))
         left -= 2 + warned + (warned < warnings) if warnings else 0
         shown = min(workers, max(2, (left - 8) // 2))
@@ -83,7 +87,24 @@ def _head(state: State) -> Text:
         f"{counters['routed']:,} routed, {state['open_requests']:,} open, "
         f"{sum(counters['rejected'].values()):,} refused, {counters['lost']:,} lost{exact}"
     )
+    for held in state.get("held", ()):
+        text.append(f"\n{_held(held)}")
     return text
+
+
+def _held(held: State) -> str:
+    """What one pool holds, and for whom."""
+    who = ", ".join(
+        f"{one['tenant'] or 'no tenant'}{_priority(one['priority'])} {one['requests']:,}"
+        for one in held["waiting"][:_TENANTS]
+    )
+    wait = "" if held["wait_s"] is None else f", about {_age(held['wait_s'])} for one more"
+    full = f"{len(held['full_workers']):,} workers full"
+    return f"{held['pool']}: {held['requests']:,} held{wait}, {full}" + (f" ({who})" if who else "")
+
+
+def _priority(priority: int) -> str:
+    return f" at {priority:+d}" if priority else ""
 
 
 def _warning(one: Mapping[str, Any]) -> Text:

@@ -1,9 +1,11 @@
 """Configuration: one YAML (or JSON) file, read once, validated with errors that name line and fix."""
 
+from extproc.config.admission import Admission
 from extproc.config.base import ConfigError
 from extproc.config.cost import Cost
 from extproc.config.loading import load, parse
 from extproc.config.operations import Admin, Journal
+from extproc.config.peers import IndexSnapshot, Peers, PeersDns, PeersTls
 from extproc.config.pools import Discovery, Dns, Kubernetes, KvEvents, Model, Pool, Revision, StaticWorker
 from extproc.config.rollout import Rollout, TrafficClass
 from extproc.config.root import Config
@@ -12,6 +14,7 @@ from extproc.config.tenants import Identity, JwtClaim, MetadataKey, SaltKey, Ten
 
 __all__ = [
     "Admin",
+    "Admission",
     "Config",
     "ConfigError",
     "Cost",
@@ -20,6 +23,7 @@ __all__ = [
     "Dns",
     "Envoy",
     "Identity",
+    "IndexSnapshot",
     "Journal",
     "JwtClaim",
     "Kubernetes",
@@ -27,6 +31,9 @@ __all__ = [
     "Limits",
     "MetadataKey",
     "Model",
+    "Peers",
+    "PeersDns",
+    "PeersTls",
     "Pool",
     "Revision",
     "Rollout",

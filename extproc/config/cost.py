@@ -41,6 +41,10 @@ class Cost(Section):
         _COST.interference,
         description="ms others lose on a crowded worker per ms of prefill that another worker would not do",
     )
+    idle_interference: Annotated[float, Field(ge=0)] = Field(
+        _COST.idle_interference,
+        description="the same on a worker idle for the moment, at most, by how busy it has been",
+    )
     expected_output_tokens: Annotated[float, Field(gt=0)] = Field(
         _COST.expected_output_tokens, description="generated tokens per request until learned"
     )

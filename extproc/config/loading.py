@@ -1,5 +1,6 @@
 """From a file to a `Config`, or to errors that name line and fix."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ def load(path: Path | str, *, secrets: bool = True) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8: byte {error.start} cannot be read; save it as UTF-8"
+        ) from error
     return parse(text, str(path), base=path.parent, secrets=secrets)
 
 
@@ -36,12 +41,16 @@ def parse(text: str, name: str = "config", base: Path | None = None, *, secrets:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        repeated = list(_repeated(node))
+        given = data if base is None else _absolute(data, base)
+    except _UNREADABLE as error:
         raise ConfigError(f"{name} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{name} must be a mapping with at least `pools:`")
+    if repeated:
+        raise _unusable(name, repeated)
     try:
-        config = Config.model_validate(_absolute(data, base) if base is not None else data)
+        config = Config.model_validate(given)
     except ValidationError as error:
         problems = [_describe(node, problem) for problem in error.errors()]
         raise _unusable(name, problems) from error
@@ -51,6 +60,9 @@ def parse(text: str, name: str = "config", base: Path | None = None, *, secrets:
     return config
 
 
+# Besides its own errors, PyYAML lets through those of the types it makes: a date that is none, for instance.
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError)
+# Not those of `router_tls`: they are where Envoy is.
 _PATH_FIELDS = {
     ("model", "path"),
     ("model", "chat_template"),
@@ -62,10 +74,18 @@ _PATH_FIELDS = {
     ("tls", "certificate"),
     ("tls", "key"),
     ("tls", "client_ca"),
+    ("tls", "ca"),
+    ("peers", "token_file"),
+    ("snapshot", "path"),
+    ("decision_log", "path"),
     ("salt_key", "file"),
     ("admin", "token_file"),
     ("journal", "path"),
 }
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+_NO_PATHS = ("", "-")  # nothing, and standard output
 
 
 def _absolute(data: Any, base: Path, section: str = "") -> Any:
@@ -75,11 +95,27 @@ def _absolute(data: Any, base: Path, section: str = "") -> Any:
         return data
     out = {}
     for key, value in data.items():
-        if (section, key) in _PATH_FIELDS and isinstance(value, str):
+        if (section, key) in _PATH_FIELDS and isinstance(value, str) and value not in _NO_PATHS:
             out[key] = str((base / value).resolve())
         else:
             out[key] = _absolute(value, base, str(key))
     return out
+
+
+def _repeated(node: yaml.Node | None) -> Iterator[str]:
+    """Settings that stand twice in one mapping: YAML lets the last one count, and nobody means that."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key.value, str) and key.tag != _MERGE:
+                if key.value in seen:
+                    yield f"line {line}: {key.value}: set twice, first in line {seen[key.value]}; remove one"
+                seen.setdefault(key.value, line)
+            yield from _repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item)
 
 
 def _describe(node: yaml.Node | None, problem: Any) -> str:

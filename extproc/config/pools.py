@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.config.addresses import EndpointAddress, HostName, KvEndpoint
 from extproc.config.base import Seconds, Section
 from extproc.config.normalization import Normalization
 
@@ -13,8 +14,10 @@ class KvEvents(Section):
     """Where a pool's engines publish KV events. `*` or no host means the worker's own host."""
 
     enabled: bool = Field(default=True, description="subscribe to KV events")
-    endpoint: str = Field("tcp://*:5557", description="ZMQ PUB endpoint of data-parallel rank 0")
-    replay: str | None = Field("tcp://*:5558", description="ZMQ replay endpoint of rank 0; null: no replay")
+    endpoint: KvEndpoint = Field("tcp://*:5557", description="ZMQ PUB endpoint of data-parallel rank 0")
+    replay: KvEndpoint | None = Field(
+        "tcp://*:5558", description="ZMQ replay endpoint of rank 0; null: no replay"
+    )
     bind: bool = Field(default=False, description="the engines connect to us; `endpoint` is our address")
     topic: str = Field("", description="ZMQ topic prefix to subscribe to")
 
@@ -22,7 +25,7 @@ class KvEvents(Section):
 class Dns(Section):
     """Workers behind a DNS name; every address it resolves to is a worker."""
 
-    name: str = Field(description="host name, resolved by the system")
+    name: HostName = Field(description="host name, resolved by the system")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(description="port of every worker")
     interval_s: Seconds = Field(5.0, description="seconds between resolutions")
 
@@ -40,10 +43,10 @@ class Kubernetes(Section):
 class StaticWorker(Section):
     """One engine server, with its own KV endpoints where they differ from the pool's."""
 
-    endpoint: str = Field(description="`host:port`")
+    endpoint: EndpointAddress = Field(description="`host:port`")
     dp_size: Annotated[int, Field(ge=1)] | None = Field(None, description="null: as the pool says")
-    kv_events: str | None = Field(None, description="its own KV event endpoint")
-    kv_replay: str | None = Field(None, description="its own replay endpoint")
+    kv_events: KvEndpoint | None = Field(None, description="its own KV event endpoint")
+    kv_replay: KvEndpoint | None = Field(None, description="its own replay endpoint")
     revision: str | None = Field(None, description="model revision it serves; null: as the pool says")
     cold: bool = Field(default=False, description="serves cold requests only, under token-load")
 
@@ -100,6 +103,10 @@ class Model(Section):
     )
     fast_tokenizer: Literal["auto", "off"] = Field(
         "auto", description="use fastokens if installed and its ids agree with tokenizers at load"
+    )
+    prompt_cache_mb: Annotated[float, Field(ge=0)] = Field(
+        128,
+        description="memory for prompt texts and their ids, so that only new text is encoded; 0: none",
     )
     exclude_tools_when_tool_choice_none: bool = Field(
         default=False, description="as the engine's flag of that name"

@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from extproc.config.pools import Pool
 from extproc.config.root import Config
 from extproc.config.tenants import Tenant, Tenants
 from extproc.core.model_catalog import AliasError, resolve_aliases
+from extproc.protocol.addresses import parse_address
+from extproc.protocol.kv_endpoints import resolve_kv_endpoint
+
+_LAST_PORT = 65_535
 
 Where: TypeAlias = tuple[int | str, ...]
 Problem: TypeAlias = tuple[Where, str]
@@ -14,6 +19,7 @@ Problem: TypeAlias = tuple[Where, str]
 
 def problems_of(config: Config, *, secrets: bool = True) -> Iterator[Problem]:
     """Contradictions of a configuration whose sections are each valid; with `secrets`, keys are read too."""
+    yield from _ports(config)
     yield from _pools(config)
     yield from _aliases(config)
     if config.tenants is not None:
@@ -21,6 +27,46 @@ def problems_of(config: Config, *, secrets: bool = True) -> Iterator[Problem]:
         if secrets:
             yield from _salt_key(config.tenants)
     yield from _rollout(config)
+
+
+def _ports(config: Config) -> Iterator[Problem]:
+    """Where processes have successive ports, all of them must exist."""
+    several = config.processes > 1
+    for where, listen, more in (
+        (("listen",), config.listen, config.processes if several else 0),
+        (("admin", "listen"), config.admin.listen, config.processes - 1),
+        (("peers", "listen"), config.peers.listen, config.processes - 1),
+    ):
+        port = parse_address(listen, lowest_port=0).port if listen else 0
+        if port and port + more > _LAST_PORT:
+            yield (
+                where,
+                (
+                    f"with {config.processes} processes, ports up to {port + more} are needed: "
+                    f"choose {_LAST_PORT - more} or less"
+                ),
+            )
+
+
+def _kv_events(pool: Pool) -> Iterator[Problem]:
+    """Where ranks have successive addresses, all of them must exist."""
+    if not pool.kv_events.enabled:
+        return
+    given: list[tuple[Where, str | None, int]] = [
+        (("kv_events", "endpoint"), pool.kv_events.endpoint, pool.dp_size),
+        (("kv_events", "replay"), pool.kv_events.replay, pool.dp_size),
+    ]
+    for at, worker in enumerate(pool.discovery.static):
+        where: Where = ("discovery", "static", at)
+        ranks = worker.dp_size or pool.dp_size
+        given.append(((*where, "kv_events"), worker.kv_events, ranks))
+        given.append(((*where, "kv_replay"), worker.kv_replay, ranks))
+    for inner, endpoint, ranks in given:
+        if endpoint is not None:
+            try:
+                resolve_kv_endpoint(endpoint, "*", ranks - 1)
+            except ValueError as error:
+                yield inner, str(error)
 
 
 def _pools(config: Config) -> Iterator[Problem]:
@@ -39,6 +85,8 @@ def _pools(config: Config) -> Iterator[Problem]:
                         "only where `tenants` say who may use which can that be meant"
                     ),
                 )
+        for inner, what in _kv_events(pool):
+            yield ("pools", position, *inner), what
         revisions = [pool.model.revision]
         for at, other in enumerate(pool.model.revisions):
             if other.revision in revisions:

@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from extproc.config.addresses import ListenAddress
+from extproc.config.admission import Admission
 from extproc.config.base import PolicyName, Section
 from extproc.config.cost import Cost
 from extproc.config.operations import Admin, Journal
+from extproc.config.peers import Peers
 from extproc.config.pools import Pool
 from extproc.config.rollout import Rollout
 from extproc.config.service import DecisionLog, Envoy, Limits, Scrape, Tls
@@ -17,7 +20,12 @@ from extproc.core.router import RouterSettings
 class Config(Section):
     """Everything `warmroute serve` needs."""
 
-    listen: str = Field("127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health")
+    listen: ListenAddress = Field(
+        "127.0.0.1:50051", description="gRPC address for Envoy: ext_proc, access log, health"
+    )
+    processes: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="routers in this `serve`, on one port and each on one of its own: the next ones"
+    )
     tls: Tls | None = None
     pools: Annotated[list[Pool], Field(min_length=1)]
     aliases: dict[str, str] = Field(
@@ -39,6 +47,7 @@ class Config(Section):
         "x-session-id", description="request header that names the session, for session-affinity"
     )
     rollout: Rollout = Field(default_factory=Rollout)
+    admission: Admission = Field(default_factory=Admission)
     fallbacks: Annotated[int, Field(ge=1)] = Field(3, description="endpoints named per request, in order")
     seed: int | None = Field(None, description="seed of the tie-breaks; null: random")
     test_mode: bool = Field(default=False, description="honour conformance test headers; never in production")
@@ -46,6 +55,7 @@ class Config(Section):
     scrape: Scrape = Field(default_factory=Scrape)
     limits: Limits = Field(default_factory=Limits)
     decision_log: DecisionLog = Field(default_factory=DecisionLog)
+    peers: Peers = Field(default_factory=Peers)
     admin: Admin = Field(default_factory=Admin)
     journal: Journal = Field(default_factory=Journal)
     envoy: Envoy = Field(default_factory=Envoy)
@@ -61,4 +71,7 @@ class Config(Section):
             stale_after_s=self.scrape.stale_after_s,
             failure_limit=self.scrape.failure_limit,
             lease_expiry_s=self.limits.lease_expiry_s,
+            peer_fade_after_s=self.peers.fade_after_s,
+            peer_gone_after_s=self.peers.gone_after_s,
+            max_index_blocks=self.limits.index_blocks,
         )

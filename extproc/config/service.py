@@ -7,7 +7,12 @@ from pydantic import Field, model_validator
 
 from extproc.adapters.decision_writer import LogSettings
 from extproc.adapters.server_tls import TlsFiles
+from extproc.config.addresses import EndpointAddress, ListenAddress
 from extproc.config.base import Seconds, Section
+from extproc.prompt.template_guard import DEFAULT_LIMITS as _TEMPLATE
+from extproc.prompt.template_guard import TemplateLimits
+from extproc.protocol.body_limits import DEFAULT_LIMITS as _BODY
+from extproc.protocol.body_limits import BodyLimits
 
 
 class Scrape(Section):
@@ -24,10 +29,46 @@ class Limits(Section):
     """Bounds on what comes from outside."""
 
     body_bytes: Annotated[int, Field(gt=0)] = Field(64 << 20, description="larger request bodies get a 413")
+    read_bytes: Annotated[int, Field(gt=0)] = Field(
+        _BODY.read_bytes, description="larger bodies, decompressed, are not read, and routed by load"
+    )
+    json_values: Annotated[int, Field(gt=0)] = Field(
+        _BODY.json_values, description="bodies with more JSON values than this are not read either"
+    )
+    messages: Annotated[int, Field(gt=0)] = Field(
+        _BODY.messages, description="conversations of more messages are routed by load"
+    )
+    prompts: Annotated[int, Field(gt=0)] = Field(
+        _BODY.prompts, description="completions of more prompts are routed by load"
+    )
+    headers: Annotated[int, Field(gt=0)] = Field(
+        1000, description="requests with more headers are not read, and go on by Envoy's own balancing"
+    )
+    header_bytes: Annotated[int, Field(gt=0)] = Field(
+        1 << 20, description="the same for longer headers, all together"
+    )
+    streams: Annotated[int, Field(gt=0)] = Field(
+        10_000, description="requests at one time on one connection from Envoy; it opens more connections"
+    )
     prompt_budget_ms: Annotated[float, Field(gt=0)] = Field(
         250.0, description="time for rendering and encoding; then the request is routed by load"
     )
+    template_ms: Annotated[float, Field(gt=0)] = Field(
+        _TEMPLATE.seconds * 1000, description="a chat template that runs longer is ended, where it loops next"
+    )
+    index_blocks: Annotated[int, Field(ge=0)] = Field(
+        8_000_000,
+        description="KV blocks known of all workers, about 150 bytes each; oldest claims go first; 0: none",
+    )
     lease_expiry_s: Seconds = Field(1800.0, description="a request with no sign of life is written off")
+
+    def body(self) -> BodyLimits:
+        """The protocol's form of the bounds on bodies."""
+        return BodyLimits(self.read_bytes, self.json_values, self.messages, self.prompts)
+
+    def template(self) -> TemplateLimits:
+        """The renderer's form of its bounds."""
+        return TemplateLimits(seconds=self.template_ms / 1000)
 
 
 Redactable = Literal["request_id", "model", "adapter", "prefix_key", "tenant", "details"]
@@ -88,9 +129,11 @@ class RouterTls(Section):
 class Envoy(Section):
     """What `warmroute envoy-config` builds."""
 
-    listen: str = Field("0.0.0.0:10000", description="where clients connect")
-    admin: str = Field("127.0.0.1:9901", description="Envoy's admin interface")
-    router: list[str] = Field(default_factory=list, description="where Envoy finds us; default: `listen`")
+    listen: ListenAddress = Field("0.0.0.0:10000", description="where clients connect")
+    admin: ListenAddress = Field("127.0.0.1:9901", description="Envoy's admin interface")
+    router: list[EndpointAddress] = Field(
+        default_factory=list, description="where Envoy finds us; default: `listen`, or each process"
+    )
     router_tls: RouterTls | None = None
     body_mode: Literal["BUFFERED", "FULL_DUPLEX_STREAMED"] = Field(
         "BUFFERED", description="how Envoy hands us bodies"
@@ -105,7 +148,7 @@ class Envoy(Section):
     stream_usage: bool = Field(
         default=True, description="read usage from streamed answers (Envoy 1.38 or newer)"
     )
-    trace_collector: str | None = Field(
+    trace_collector: EndpointAddress | None = Field(
         None, description="`host:port` of an OpenTelemetry collector for Envoy's spans (OTLP/gRPC)"
     )
     trace_percent: Annotated[float, Field(ge=0, le=100)] = Field(

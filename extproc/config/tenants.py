@@ -76,7 +76,11 @@ class Tenant(Section):
         "shared", description="salted: its KV cache is kept apart in the engine, by a `cache_salt`"
     )
     weight: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="its share of the workers for cold requests, beside other tenants that have some"
+        None,
+        description="its share of the workers for cold requests, and of what goes where requests are held",
+    )
+    priority: Annotated[int, Field(ge=-100, le=100)] = Field(
+        0, description="the highest it may ask for where requests are held, and what it has otherwise"
     )
     cold_quota: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="share of a pool's workers that its cold requests may be on at once; null: all"
@@ -99,6 +103,7 @@ class Tenant(Section):
             isolation=Isolation(self.isolation),
             weight=self.weight,
             cold_quota=self.cold_quota,
+            priority=self.priority,
         )
 
 

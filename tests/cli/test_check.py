@@ -83,9 +83,10 @@ async def test_an_engine_that_is_down_fails_and_the_others_are_still_examined(tm
 
 async def test_addresses_of_events_that_cannot_be_right(tmp_path, capsys):
     async with SimEngine() as engine:
-        engine_without_address = type("Engine", (), {"endpoint": engine.endpoint})
-        engine_without_address.kv_events, engine_without_address.kv_replay = "tcp://*:0", None
-        assert await run("--json", "-c", config(tmp_path, engine_without_address)) == 1
+        workers = tmp_path / "workers.yaml"
+        workers.write_text(yaml.safe_dump([{"endpoint": engine.endpoint, "kv_events": "tcp://*:0"}]))
+        found = {"discovery": {"file": str(workers)}}
+        assert await run("--json", "-c", config(tmp_path, **found)) == 1
     failed = [f for f in json.loads(capsys.readouterr().out) if f["status"] == "fail"]
     assert [f["check"] for f in failed] == ["KV events"]
     assert "port 0" in failed[0]["detail"]

@@ -1,6 +1,8 @@
+import gzip
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -35,6 +37,21 @@ def test_what_would_change_is_counted_and_shown(lines, capsys):
     assert "body 3 (/v1/chat/completions): key-order 1" in out
     assert r"kind. \r\nNow" in out
     assert r"kind.\nNow" in out
+
+
+def test_gzipped_files_are_read(lines, tmp_path, capsys):
+    packed = tmp_path / "requests.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(lines).read_bytes()))
+    assert run("--json", str(packed)) == 0
+    assert report(capsys)["changed"] == 2
+
+
+@pytest.mark.parametrize("kept", [20, -5])
+def test_a_gzipped_file_that_is_broken_is_named(lines, tmp_path, capsys, kept):
+    packed = tmp_path / "requests.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(lines).read_bytes())[:kept])
+    assert run(str(packed)) == 2
+    assert f"cannot read {packed}: " in capsys.readouterr().err
 
 
 def test_as_json(lines, capsys):

@@ -1,6 +1,5 @@
 import argparse
 import json
-import shlex
 
 import pytest
 
@@ -39,6 +38,18 @@ def test_it_prints_a_table_and_writes_json_and_html(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "round-robin" in shown
     assert "TTFT p50" in shown
+
+
+def test_figures_on_standard_output_are_alone_there(capsys):
+    assert main([*QUICK, "--json", "-"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["workload"] == "documents"
+    assert "TTFT p50" in shown.err
+
+
+def test_a_place_that_does_not_exist_is_said_before_anything_is_simulated(capsys):
+    assert main([*QUICK, "--limit", "100000000", "--html", "absent/a.html"]) == 2
+    assert "--html absent/a.html: there is no such folder" in capsys.readouterr().err
 
 
 def test_one_seed_gives_one_json_to_the_byte(tmp_path):
@@ -99,24 +110,6 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "wrong", [("--rate", "0"), ("--rate", "1", "--concurrency", "1"), ("--concurrency", "x")]
-)
-def test_wrong_options_are_usage_errors(wrong, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        options(*wrong)
-    assert wrong[0] in capsys.readouterr().err
-
-
-def test_the_command_reproduces_the_options():
-    given = options(
-        "--workload", "flood", "--rate", "1,2.5", "--no-kv-replay", "--seed", "3", "--replicas", "7"
-    )
-    words = shlex.split(simulate.command(given))
-    assert words[:2] == ["warmroute", "simulate"]
-    assert vars(options(*words[2:])) == vars(given)
-
-
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.0000000,300,4
 2023-11-16 18:15:47.0000000,310,4
@@ -144,3 +137,18 @@ def test_a_trace_is_replayed_whole_in_parts_or_in_a_window(tmp_path):
 def test_without_a_trace_there_is_nothing_to_choose_from(choice):
     with pytest.raises(WarmrouteError, match="--trace"):
         simulate.plan(options(*choice))
+
+
+def test_admission_is_a_policy_with_options(tmp_path, capsys):
+    file = tmp_path / "a.json"
+    chosen = ("--policies", "token-load,token-load+admission", "--workload", "overload", "--limit", "300")
+    hold = ("--priorities", "gold=1", "--admission-wait-s", "2", "--admission-queue-ms", "200")
+    assert (
+        main(["simulate", "--quiet", *chosen, *hold, "--admission-requests", "50", "--json", str(file)]) == 0
+    )
+    free, held = json.loads(file.read_text())["results"]
+    assert held["failed"] > free["failed"] == 0
+    assert held["groups"]["gold"]["failed"] == 0
+    assert held["groups"]["quiet"]["ttft_ms"]["p95"] < free["groups"]["quiet"]["ttft_ms"]["p95"]
+    assert main(["simulate", *chosen, "--priorities", "gold"]) == 2
+    assert "'gold' is not TENANT=NUMBER" in capsys.readouterr().err

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from extproc.adapters.holding import HeldState
 from extproc.cli.top_view import view
 from extproc.core.types import Outcome
 from tests.support.core import members, worker
@@ -73,3 +74,12 @@ async def test_it_fits_into_the_terminal(watched, height):
     assert len(lines) <= height
     assert any("more" in line for line in lines)
     assert any("Recent decisions" in line for line in lines)
+
+
+async def test_what_is_held_is_shown_and_for_whom(watched):
+    waiting = {("acme", 2): 7, ("", 0): 1}
+    watched.board.held = lambda: [HeldState("default", 8, 900, waiting, {"w": "queue"}, 2.0, 1.0)]
+    assert "default: 8 held, about 2.0 s for one more, 1 workers full (acme at +2 7, no tenant 1)" in shown(
+        watched
+    )
+    assert len(shown(watched, height=20).splitlines()) <= 20

@@ -1,6 +1,9 @@
+import typing
+
 import pytest
 
-from extproc.config import ConfigError, load, parse
+from extproc.config import Config, ConfigError, load, loading, parse
+from extproc.config.base import Section
 from extproc.core.cost import CostSettings
 
 MINIMAL = """
@@ -56,6 +59,11 @@ def test_an_unknown_policy_lists_the_known_ones():
         ("pools: [{discovery: {}}]", "name at least one source of workers"),
         ("pools: [unclosed", "not valid YAML"),
         ("pools: [{discovery: {dns: {name: x, port: 99999}}}]", "pools.0.discovery.dns.port"),
+        ("pools: 2024-13-45", "not valid YAML: month must be in 1..12"),
+        ("seed: !!int ''", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
+        (MINIMAL + "seed: 1\npools: []\n", "line 6: pools: set twice, first in line 2"),
+        ("pools: [{discovery: {static: [a:1], file: x, static: [b:1]}}]", "static: set twice"),
     ],
 )
 def test_unusable_files_say_why(text, expected):
@@ -71,6 +79,67 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert pool.discovery.file == tmp_path / "etc" / "workers.yaml"
 
 
+def paths_of(section, name=""):
+    """(section, setting) of everything that is a path."""
+    for field, info in section.model_fields.items():
+        annotation = str(info.annotation)
+        if "pathlib.Path" in annotation:
+            yield name, field
+    for field, info in section.model_fields.items():
+        for inner in sections_in(info.annotation):
+            yield from paths_of(inner, field)
+
+
+def sections_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from sections_in(part)
+
+
+def test_every_path_is_relative_to_the_file_but_those_that_envoy_reads():
+    relative = loading._PATH_FIELDS
+    found = set(paths_of(Config))
+    assert {("peers", "token_file"), ("tls", "ca"), ("snapshot", "path")} <= found
+    assert {path for path in found if path[0] != "router_tls"} <= relative
+    assert not {path for path in relative if path[0] == "router_tls"}
+
+
+@pytest.mark.parametrize(("written", "meant"), [("d.jsonl", "{}/d.jsonl"), ("-", "-"), ("", "")])
+def test_the_decision_log_is_beside_the_file_unless_it_is_none(tmp_path, written, meant):
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(f"{MINIMAL}\ndecision_log: {{path: '{written}'}}\n")
+    assert load(path).decision_log.path == meant.format(tmp_path)
+
+
+def test_what_yaml_merges_is_not_set_twice():
+    config = parse("pools:\n- &a {name: a, discovery: {static: [a:1]}}\n- {<<: *a, name: b}\n")
+    assert [pool.name for pool in config.pools] == ["a", "b"]
+
+
+def test_a_file_that_holds_itself_is_refused(tmp_path):
+    path = tmp_path / "warmroute.yaml"
+    path.write_text("pools: &a [*a]")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(path)
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    path = tmp_path / "warmroute.yaml"
+    path.write_bytes(b"pools: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8: byte 7"):
+        load(path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path / "none.yaml")
+
+
+def test_the_index_has_a_ceiling_that_can_be_set_or_taken_away(tmp_path):
+    path = tmp_path / "warmroute.yaml"
+    pool = "pools: [{discovery: {file: workers.yaml}}]"
+    path.write_text(pool)
+    assert load(path).router_settings().max_index_blocks == 8_000_000
+    path.write_text(f"{pool}\nlimits: {{index_blocks: 0}}")
+    assert load(path).router_settings().max_index_blocks == 0

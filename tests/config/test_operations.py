@@ -2,6 +2,7 @@ import pytest
 
 from extproc.config import Admin, ConfigError, Journal, load, parse
 
+VARIABLE = "WARMROUTE_TOKEN"
 POOLS = "pools:\n  - discovery: {static: [127.0.0.1:8000]}\n"
 
 
@@ -24,6 +25,16 @@ def test_paths_are_relative_to_the_file(tmp_path):
 def test_the_token_is_read_without_its_line_end(tmp_path):
     (tmp_path / "token").write_text("  long random text\n")
     assert Admin(token_file=tmp_path / "token").token() == "long random text"
+
+
+def test_the_token_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv(VARIABLE, " long random text ")
+    assert Admin(token_env=VARIABLE).token() == "long random text"
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ConfigError, match=r"admin\.token_env: .*WARMROUTE_TOKEN is not set"):
+        Admin(token_env=VARIABLE).token()
+    with pytest.raises(ConfigError, match="name one of"):
+        parse(POOLS + "admin: {token_file: a, token_env: B}\n")
 
 
 @pytest.mark.parametrize("content", [None, "", " \n", b"\xff\xfe"])

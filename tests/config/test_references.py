@@ -135,3 +135,32 @@ def test_a_key_may_come_from_the_environment(monkeypatch):
     parse(text, secrets=False)
     monkeypatch.setenv("WARMROUTE_TEST_KEY", "k" * 32 + "\n")
     assert parse(text).tenants.salt_key.salter().key == b"k" * 32
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            "listen: 'h:65534'\nprocesses: 2\n",
+            "line 5: listen: with 2 processes, ports up to 65536 are needed",
+        ),
+        ("admin: {listen: 'h:65535'}\nprocesses: 2\n", "line 5: admin.listen: with 2 processes"),
+        ("peers: {listen: 'h:65535'}\nprocesses: 2\n", "peers.listen: with 2 processes, ports up to 65536"),
+    ],
+)
+def test_every_process_must_have_its_ports(section, expected):
+    assert expected in error_in(section)
+    parse(POOLS + section.replace("processes: 2", "processes: 1"))
+
+
+def test_every_rank_must_have_its_addresses():
+    pool = "{dp_size: %d, discovery: {static: [{endpoint: 'h:1', kv_replay: 'ipc:///r'}]}}"
+    assert "static.0.kv_replay: ipc:///r: an ipc address cannot serve several ranks" in error_of(
+        f"pools: [{pool % 2}]"
+    )
+    parse(f"pools: [{pool % 1}]")
+    pool = "{dp_size: 2, kv_events: {enabled: %s, endpoint: 'tcp://*:65535'}, discovery: {static: ['h:1']}}"
+    assert "kv_events.endpoint: tcp://*:65535: rank 1 would have port 65536" in error_of(
+        f"pools: [{pool % 'true'}]"
+    )
+    parse(f"pools: [{pool % 'false'}]")
