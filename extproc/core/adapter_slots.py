@@ -106,14 +106,14 @@ class AdapterSlots:
         full = slots.size is not None and len(slots.active) >= slots.size
         return Standing.FULL if full else Standing.LOADABLE
 
-    def eligible(self, states: Sequence[WorkerState], adapter: str | None) -> list[WorkerState]:
+    def eligible(self, states: Sequence[WorkerState], adapter: str | None) -> Sequence[WorkerState]:
         """The workers that may serve a request for `adapter`, in the given order."""
         if adapter is None or not self._registered:
-            return list(states)
+            return states
         standings = [(state, self.standing(state.id, adapter)) for state in states]
         have = [state for state, standing in standings if standing not in (Standing.ABSENT, Standing.UNKNOWN)]
         unknown = [state for state, standing in standings if standing is Standing.UNKNOWN]
-        return have or unknown or list(states)
+        return have or unknown or states
 
     def load_ms(self, worker: WorkerId, adapter: str | None, swap_ms: float) -> float:
         """Milliseconds before a request for `adapter` can start there, besides other waits."""

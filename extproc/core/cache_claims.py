@@ -21,6 +21,7 @@ from extproc.core.divergence import Audit
 from extproc.core.doubts import Doubts
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_index import KvIndex
+from extproc.core.kv_transfer import EnginePart
 from extproc.core.outcomes import Released
 from extproc.core.trust import TrustBook, Verdict
 from extproc.core.types import AllBlocksCleared, BlockStored, KvEvent, WorkerId
@@ -34,6 +35,7 @@ class CacheClaims:
         table: the members. What is known of a worker's KV events (`kv_...`) is written there.
         pools: facts by pool name; a pool that is not named has none.
         event_hashes: tells the hashes of blocks that KV events are about.
+        max_blocks: ceiling of the index; 0: none.
 
     Attributes:
         index: which worker holds which block.
@@ -42,13 +44,18 @@ class CacheClaims:
     """
 
     def __init__(
-        self, table: WorkerTable, pools: Mapping[str, PoolFacts], event_hashes: EventHashes = event_chain
+        self,
+        table: WorkerTable,
+        pools: Mapping[str, PoolFacts],
+        event_hashes: EventHashes = event_chain,
+        max_blocks: int = 0,
     ) -> None:
         self._table = table
         self._pools = pools
-        self.index = KvIndex(event_hashes=event_hashes)
+        self.index = KvIndex(event_hashes=event_hashes, max_blocks=max_blocks)
         self.trust = TrustBook()
         self.doubts = Doubts()
+        self._complete: dict[WorkerId, str] = {}  # whose events are said to be, in the words it was said in
 
     def publishes(self, state: WorkerState) -> bool:
         """Whether KV events tell what a worker holds."""
@@ -81,13 +88,17 @@ class CacheClaims:
         self.index.remove_worker(worker)
         self.trust.forget(worker)
         self.doubts.clear(worker)
+        self._complete.pop(worker, None)
 
     def on_events(self, worker: WorkerId, events: Sequence[KvEvent], now: float) -> None:
         """An engine told what it stored and removed."""
         self.trust.on_events(worker, now)
         state = self._table.get(worker)
-        if state is not None:
+        if state is not None and state.kv_silent:
             state.kv_silent = False
+            cause = self._complete.get(worker)
+            if cause is not None:  # nothing is missing: they were late
+                self.on_trust(worker, cause, trusted=True)
         for event in events:
             if worker in self.doubts:
                 self._apply_in_doubt(worker, event)
@@ -106,6 +117,7 @@ class CacheClaims:
         if self.publishes(state):
             state.kv_trusted = False
             state.kv_cause = "the engine restarted, and its KV events did not say so"
+            self._complete.pop(state.id, None)
         self._forget(state.id)
 
     def on_trust(self, worker: WorkerId, cause: str, *, trusted: bool) -> None:
@@ -115,10 +127,33 @@ class CacheClaims:
             return
         if trusted:
             self.doubts.clear(worker)
-        elif state.kv_trusted or state.kv_cause != cause:
-            self._doubt(worker)
+            self._complete[worker] = cause
+        else:
+            self._complete.pop(worker, None)
+            if state.kv_trusted or state.kv_cause != cause:
+                self._doubt(worker)
         state.kv_trusted = trusted
         state.kv_cause = cause
+
+    def on_restored(self, worker: WorkerId, parts: Sequence[EnginePart], now: float) -> bool:
+        """What another router has known of the worker's cache; False when it cannot be used: it is damaged.
+
+        All of it is doubted, and counts for nothing while the engine is not known to be the same.
+        """
+        state = self._table.get(worker)
+        if state is None:
+            return False
+        self._forget(worker)
+        try:
+            for part in parts:
+                self.index.restore(worker, part)
+        except ValueError:
+            self.index.clear(worker)
+            return False
+        self.trust.on_events(worker, now)
+        self.doubts.doubt(worker, self.index.confirmed(worker), now)
+        state.kv_suspended = True
+        return True
 
     def on_suspended(self, worker: WorkerId, *, suspended: bool) -> None:
         """Whether what events have said of a worker counts for nothing: it may have restarted, empty."""
@@ -171,6 +206,9 @@ class CacheClaims:
         return self._pools.get(state.member.pool, NOTHING_CONFIGURED)
 
     def _forget(self, worker: WorkerId) -> None:
+        state = self._table.get(worker)
+        if state is not None:
+            state.kv_suspended = False  # nothing is left to be suspended
         self.trust.forget(worker)
         self.doubts.clear(worker)
         self.index.clear(worker)
@@ -186,11 +224,9 @@ class CacheClaims:
         if isinstance(event, AllBlocksCleared):
             self.doubts.clear(worker)
         if isinstance(event, BlockStored):
-            for handle in event.block_hashes:
-                block = self.index.block_of(worker, handle)
-                if block is not None and self.doubts.is_doubted(worker, block):
+            for handle, block in self.index.held(worker, event.block_hashes).items():
+                if self.doubts.is_unsure(worker, block):
                     self.index.forget(worker, handle)
         self.index.apply(worker, event)
         if isinstance(event, BlockStored):
-            stored = (self.index.block_of(worker, handle) for handle in event.block_hashes)
-            self.doubts.stored(worker, (block for block in stored if block is not None))
+            self.doubts.stored(worker, self.index.held(worker, event.block_hashes).values())

@@ -1,24 +1,27 @@
 """What each worker has to offer one request: predicted hit, load, and price."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.cost import CostSettings, RequestFacts, WorkerFacts, price
 from extproc.core.doubts import Doubts
 from extproc.core.engine_shares import EngineShares, kind_of
-from extproc.core.hashing import prompt_chain
-from extproc.core.kv_index import KvIndex, Match
+from extproc.core.fleet_view import FleetView
+from extproc.core.hashing import REMEMBERED
+from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
+from extproc.core.peer_loads import PeerLoads
 from extproc.core.prefix_classes import PrefixClasses
+from extproc.core.prefix_hits import NOTHING, Chains, Hit, Hits, look_up
+from extproc.core.shortlist import Read, Wanted, pick
+from extproc.core.tenant_shares import LeftOut
 from extproc.core.trust import TrustBook
 from extproc.core.types import Candidate, LengthEstimate, Priced, RoutingRequest, ShareFacts, WorkerId
-from extproc.core.worker_table import ForeignLoad, WorkerState
-
-Chains = dict[int, tuple[tuple[int, ...], ...]]
-"""Block hashes of a request's prompts, by block size."""
+from extproc.core.worker_facts import FactsReader, Reading, slowness
+from extproc.core.worker_table import WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +58,42 @@ def prompt_hashes(request: RoutingRequest, size: int) -> tuple[tuple[int, ...], 
     if request.chains is not None and size in request.chains:
         return request.chains[size]
     seed = request.namespace.seed
-    return tuple(tuple(prompt_chain(prompt, size, seed)) for prompt in request.prompts)
+    return tuple(REMEMBERED.prompt_chain(prompt, size, seed) for prompt in request.prompts)
 
 
-class Hit(NamedTuple):
-    """What one worker has of a prompt, in tokens: predicted on the GPU and in slower tiers, and doubted."""
+class Scope(NamedTuple):
+    """That only a shortlist is wanted.
 
-    cached: int
-    offloaded: int
-    doubtful: int
-    odds: float  # share of `doubtful` to count on
+    Attributes:
+        view: of all ready workers of the pool.
+        named: workers that its tenant is on: the cheapest of them must not be missed.
+        chance: seeds what is drawn.
+        among: those that may serve the request; None: all.
+    """
 
-    def plus(self, other: "Hit") -> "Hit":
-        """Together with the hit of another prompt of the same request."""
-        doubtful = self.doubtful + other.doubtful
-        odds = (self.doubtful * self.odds + other.doubtful * other.odds) / doubtful if doubtful else 1.0
-        return Hit(self.cached + other.cached, self.offloaded + other.offloaded, doubtful, odds)
+    view: FleetView
+    named: Collection[WorkerId]
+    chance: int
+    among: Collection[WorkerId] | None = None
 
+    def narrowed(self, states: Sequence[WorkerState]) -> "Scope":
+        """For these of the workers only."""
+        if len(states) == len(self.view.states):
+            return self
+        return self._replace(among={state.id: None for state in states})
 
-_NOTHING = Hit(0, 0, 0, 1.0)
+    def left_out(self, workers: int, candidates: Sequence[Candidate]) -> LeftOut:
+        """Who of so many workers that may serve the request is not among `candidates`."""
+        used = sum(self.state(worker) is not None for worker in self.named)
+        priced = sum(candidate.worker in self.named for candidate in candidates)
+        return LeftOut(workers - len(candidates), used - priced)
+
+    def state(self, worker: WorkerId) -> WorkerState | None:
+        """The state of a worker that may serve the request."""
+        at = self.view.at.get(worker)
+        if at is None or (self.among is not None and worker not in self.among):
+            return None
+        return self.view.states[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,24 @@ class CandidateBuilder:
     classes: PrefixClasses = field(default_factory=PrefixClasses)
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
     shares: EngineShares = field(default_factory=EngineShares)
+    peers: PeerLoads = field(default_factory=PeerLoads)
     prompt_hashes: PromptHashes = prompt_hashes
+    views: dict[str, FleetView] = field(default_factory=dict)
+    _reader: FactsReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        reader = FactsReader(
+            ledger=self.ledger,
+            peers=self.peers,
+            index=self.index,
+            learned=self.learned,
+            adapters=self.adapters,
+            shares=self.shares,
+            costs=self.costs,
+            block_size=self._block_size,
+            stale_after_s=self.stale_after_s,
+        )
+        object.__setattr__(self, "_reader", reader)
 
     def build(
         self,
@@ -104,48 +141,176 @@ class CandidateBuilder:
         states: Sequence[WorkerState],
         now: float,
         mark: Callable[[str], None] | None = None,
+        scope: Scope | None = None,
     ) -> tuple[list[Candidate], Chains, LengthEstimate]:
         """One candidate per state, in their order; the request's block hashes; its expected length.
 
-        `mark` is told when `match` (hashing the prompt and looking it up) is over.
+        `mark` is told when `match` (hashing the prompt and looking it up) is over. With a `scope` only those
+        of a shortlist are made.
         """
-        hits, chains = self._match(request, states, now)
+        found = self._match(request, states, now, scope)
+        hits, chains = found.of, found.chains
         if mark is not None:
             mark("match")
         self._classify(request, chains, now)
         output = self.learned.outputs.estimate(request, now)
-        foreign = self._foreign(states, now)
-        kind = self._kind(request, states, hits, chains, now)
-        facts = RequestFacts(
+        kind = self._kind(request, len(states), found, now)
+        facts = self._request(request, hits, kind, output.expected, now)
+        if scope is None:
+            foreign = self._reader.foreign(states, now)
+            priced = [(state, foreign[state.id]) for state in states]
+        else:
+            picked = self._pick(request, facts, kind, hits, scope, now)
+            priced = [(state, scope.view.foreign(state, now)) for state in picked]
+        adapter, terms = request.namespace.adapter, self._reader.terms(request.pool)
+        candidates = []
+        for position, (state, foreign_there) in enumerate(priced):
+            reading = self._reader.read(state, foreign_there, terms, adapter, output.expected, now)
+            hit = hits.get(state.id, NOTHING)
+            candidates.append(self._candidate(request, facts, state, hit, kind, reading, position, now))
+        return candidates, chains, output
+
+    def quote(self, request: RoutingRequest, state: WorkerState, now: float) -> Candidate:
+        """One worker, as `build` would price it if it were alone. Changes nothing."""
+        found = self._match(request, [state], now, None)
+        expected = self.learned.outputs.estimate(request, now).expected
+        kind = self._kind(request, 1, found, now)
+        facts = self._request(request, found.of, kind, expected, now)
+        foreign = self._reader.foreign([state], now)[state.id]
+        terms = self._reader.terms(state.member.pool)
+        reading = self._reader.read(state, foreign, terms, request.namespace.adapter, expected, now)
+        hit = found.of.get(state.id, NOTHING)
+        return self._candidate(request, facts, state, hit, kind, reading, 0, now)
+
+    def scope(
+        self,
+        pool: str,
+        ready: Sequence[WorkerState],
+        states: Sequence[WorkerState],
+        named: Collection[WorkerId],
+        chance: int,
+    ) -> Scope:
+        """Asks for a shortlist.
+
+        Args:
+            pool: whose workers they are.
+            ready: all of the pool that are ready; the same object as long as they are the same.
+            states: those of them that may serve the request.
+            named: workers that must not be missed.
+            chance: seeds what is drawn.
+        """
+        view = self.views.get(pool)
+        if view is None:
+            view = self.views[pool] = FleetView(
+                self.block_size, self._reader.told, self._read_row(pool), self.costs
+            )
+        view.look(ready)
+        return Scope(view, named, chance).narrowed(states)
+
+    def changed(self, worker: WorkerId) -> None:
+        """The load of a worker is another now; what nobody tells is found out within `BUSY_S`."""
+        for view in self.views.values():
+            view.mark(worker)
+
+    def told(self, worker: WorkerId) -> None:
+        """A worker told of itself."""
+        for view in self.views.values():
+            view.renew(worker)
+
+    def settle(self) -> None:
+        """Do what the latest decision has put off. Changes no answer."""
+        self.classes.settle()
+
+    def _read_row(self, pool: str) -> Read:
+        def read(worker: WorkerId, output: float, now: float) -> tuple[WorkerFacts, float]:
+            view = self.views[pool]
+            state = view.states[view.at[worker]]
+            terms = self._reader.terms(pool)
+            facts = self._reader.read(state, view.foreign(state, now), terms, None, output, now).facts
+            return facts, slowness(facts.ttft, terms.ttft.typical)
+
+        return read
+
+    def _kind(self, request: RoutingRequest, workers: int, found: Hits, now: float) -> ShareFacts:
+        held = {worker: hit.cached + hit.offloaded for worker, hit in found.of.items()}
+        cold_demand = self.shares.cold(request.pool, now) / max(1, workers)
+        return kind_of(request.prompt_tokens, held, found.sizes, found.chains, cold_demand)
+
+    def _request(
+        self,
+        request: RoutingRequest,
+        hits: Mapping[WorkerId, Hit],
+        kind: ShareFacts,
+        expected_output: float,
+        now: float,
+    ) -> RequestFacts:
+        """What a request brings where nothing hits."""
+        prefix_share = 0.0
+        if kind.prefix is not None:
+            prefix_share = max(self.shares.prefix(worker, kind.prefix, now) for worker in hits)
+        return RequestFacts(
             prompt_tokens=request.prompt_tokens,
             uncovered_tokens=request.prompt_tokens,
             cached_tokens=0,
             offloaded_tokens=0,
-            expected_output=output.expected,
+            expected_output=expected_output,
             sequences=request.sequences,
             most_cached_tokens=max((hit.cached + hit.offloaded for hit in hits.values()), default=0),
-            prefix_share=max((self.shares.prefix(worker, kind.prefix, now) for worker in hits), default=0.0),
+            prefix_share=prefix_share,
         )
-        candidates = [
-            self._candidate(
-                request, facts, state, hits.get(state.id, _NOTHING), kind, foreign[state.id], position, now
-            )
-            for position, state in enumerate(states)
-        ]
-        return candidates, chains, output
 
-    def _kind(
+    def _pick(
         self,
         request: RoutingRequest,
-        states: Sequence[WorkerState],
+        facts: RequestFacts,
+        kind: ShareFacts,
         hits: Mapping[WorkerId, Hit],
-        chains: Chains,
+        scope: Scope,
         now: float,
-    ) -> ShareFacts:
-        held = {worker: hit.cached + hit.offloaded for worker, hit in hits.items()}
-        sizes = {state.id: self.block_size(state) or 1 for state in states if state.id in held}
-        kind = kind_of(request.prompt_tokens, held, sizes, chains)
-        return kind._replace(cold_demand=self.shares.cold(request.pool, now) / max(1, len(states)))
+    ) -> list[WorkerState]:
+        """Whom to price, in the order of membership."""
+        view, costs, adapter = scope.view, self.costs, request.namespace.adapter
+        ttft = self.learned.ttft.of(request.pool).typical
+        prompt, most = facts.prompt_tokens, facts.most_cached_tokens
+        cold_ms = ttft.prefill_ms(prompt, 0)
+        rare = 1.0 - min(1.0, facts.prefix_share / costs.max_prefix_share)
+        again_ms = max(0.0, cold_ms - ttft.prefill_ms(max(0, prompt - most), most))
+        wanted = Wanted(
+            prompt=prompt,
+            output=facts.expected_output,
+            sequences=facts.sequences,
+            prefill_ms=cold_ms,
+            twice=rare,
+            twice_ms=rare * again_ms,
+            per_token_ms=ttft.per_token_ms,
+            eviction_ms=costs.eviction * self.learned.reuse.of(request.pool) * ttft.per_token_ms,
+            warm=kind.warm,
+            named=scope.named,
+            chance=scope.chance,
+        )
+
+        def saved_ms(worker: WorkerId) -> float:
+            hit = hits[worker]
+            believed = self._believed_tokens(worker, hit, request, now)
+            left = max(0, prompt - believed - hit.offloaded)
+            reload_ms = hit.offloaded * 1000.0 / costs.reload_tokens_per_s
+            return cold_ms - ttft.prefill_ms(left, believed + hit.offloaded) - reload_ms
+
+        picked = pick(
+            view.rows(facts.expected_output, scope.chance, now),
+            wanted,
+            {worker: hit.cached + hit.offloaded + hit.doubtful for worker, hit in hits.items()},
+            saved_ms,
+            costs,
+            now,
+            among=scope.among,
+            cold_pool=view.cold_pool,
+            has_time=lambda worker: self.shares.cold_prefill(worker, now) < costs.cold_share,
+            delay_ms=None
+            if adapter is None
+            else lambda worker: self.adapters.load_ms(worker, adapter, costs.adapter_load_ms),
+        )
+        return [view.states[at] for at in sorted(map(view.at.__getitem__, picked))]
 
     def _classify(self, request: RoutingRequest, chains: Chains, now: float) -> None:
         """Learn from the request's first prompt, and say what class it is of if the client has not."""
@@ -157,57 +322,35 @@ class CandidateBuilder:
 
     def block_size(self, state: WorkerState) -> int | None:
         """Tokens per KV block: what events say, else metrics, else the configured default."""
-        learned = self.index.block_size(state.id)
-        if learned is None and state.metrics is not None:
-            learned = state.metrics.block_size
-        return learned or self.pools.get(state.member.pool, NOTHING_CONFIGURED).block_size
+        return self._block_size(state, self.index.block_size(state.id))
+
+    def _block_size(self, state: WorkerState, told: int | None) -> int | None:
+        if told is None and state.metrics is not None:
+            told = state.metrics.block_size
+        return told or self.pools.get(state.member.pool, NOTHING_CONFIGURED).block_size
 
     def _match(
-        self, request: RoutingRequest, states: Sequence[WorkerState], now: float
-    ) -> tuple[dict[WorkerId, Hit], Chains]:
-        """What each worker that holds a prefix has of it, and the chains that found that."""
-        hits: dict[WorkerId, Hit] = {}
-        chains: Chains = {}
+        self, request: RoutingRequest, states: Sequence[WorkerState], now: float, scope: Scope | None
+    ) -> Hits:
+        """Look the request's prompts up."""
         if not request.keyed_prompts:
-            return hits, chains
-        sizes = {state.id: size for state in states if (size := self.block_size(state)) is not None}
-        suspended = {state.id for state in states if state.kv_suspended}
-        for size in sorted(set(sizes.values())):
-            chains[size] = self.prompt_hashes(request, size)
-            for hashes in chains[size]:
-                for match in self.index.match(hashes):
-                    if sizes.get(match.worker) == size and match.worker not in suspended:
-                        hit = self._believed(match, hashes, size, now)
-                        before = hits.get(match.worker)
-                        hits[match.worker] = hit if before is None else before.plus(hit)
-        return hits, chains
+            return Hits({}, {}, {})
+        if scope is not None:
+            view = scope.view
+            chains = {size: self.prompt_hashes(request, size) for size in view.block_sizes}
+            return look_up(self.index, self.doubts, chains, view.block_size, scope.state, now)
+        known = {state.id: self.block_size(state) for state in states}
+        sizes = sorted({size for size in known.values() if size is not None})
+        chains = {size: self.prompt_hashes(request, size) for size in sizes}
+        state_of = {state.id: state for state in states}.get
+        return look_up(self.index, self.doubts, chains, known.get, state_of, now)
 
-    def _believed(self, match: Match, hashes: Sequence[int], size: int, now: float) -> Hit:
-        """What a match is worth when what is doubted is left out of it."""
-        claimed, odds = match.blocks + match.offloaded, 1.0
-        sure = claimed
-        if match.worker in self.doubts:
-            sent = self.index.reserved(match.worker)
-            sure, odds = self.doubts.believed(match.worker, hashes, claimed, sent, now)
-        cached = min(match.blocks, sure)
-        return Hit(cached * size, (sure - cached) * size, (claimed - sure) * size, odds)
-
-    def _foreign(self, states: Sequence[WorkerState], now: float) -> dict[WorkerId, ForeignLoad]:
-        """Requests at each worker that are not ours.
-
-        A worker that has not told lately is taken to be as bad as the worst that has: silence is not
-        idleness.
-        """
-        known = {
-            state.id: state.foreign
-            for state in states
-            if state.foreign is not None and state.fresh_metrics(now, self.stale_after_s) is not None
-        }
-        worst = ForeignLoad(
-            max((load.waiting for load in known.values()), default=0),
-            max((load.running for load in known.values()), default=0),
-        )
-        return {state.id: known.get(state.id, worst) for state in states}
+    def _believed_tokens(self, worker: WorkerId, hit: Hit, request: RoutingRequest, now: float) -> int:
+        """Cached tokens that a price counts on."""
+        if not hit.cached + hit.doubtful:
+            return 0
+        confidence = self.trust.confidence(worker, request.namespace, now)
+        return round(confidence * (hit.cached + hit.odds * hit.doubtful))
 
     def _candidate(
         self,
@@ -216,76 +359,45 @@ class CandidateBuilder:
         state: WorkerState,
         hit: Hit,
         kind: ShareFacts,
-        foreign: ForeignLoad,
+        reading: Reading,
         position: int,
         now: float,
     ) -> Candidate:
-        load = self.ledger.load(state.id, now)
-        metrics = state.fresh_metrics(now, self.stale_after_s)
+        worker, (worker_facts, load, context_tokens, block_size) = state.id, reading
         cached, offloaded, doubtful, odds = hit
-        uncovered = max(0, request.prompt_tokens - cached - offloaded)
-        confidence = self.trust.confidence(state.id, request.namespace, now) if cached + doubtful else 1.0
-        believed = round(confidence * (cached + odds * doubtful))
-        block_size = self.block_size(state)
-        capacity = unused = None
-        if metrics is not None and metrics.num_gpu_blocks is not None and block_size is not None:
-            capacity = metrics.num_gpu_blocks * block_size
-            unused = max(0, capacity - self.index.resident_blocks(state.id) * block_size)
-        running = load.sequences + foreign.running
-        # Full blocks that prompts have in common are held once; the index tells them apart.
-        held = load.private_tokens + (block_size or 0) * self.index.reserved_blocks(state.id)
-        if capacity is not None and metrics is not None and metrics.kv_usage is not None:
-            # Requests that share a prefix hold it once; what was sent since the scrape is not in its count.
-            held = min(held, round(metrics.kv_usage * capacity) + round(load.queued_prefill_tokens))
-        priced = Priced(
-            replace(
-                facts,
-                uncovered_tokens=uncovered + cached - believed,
-                cached_tokens=believed,
-                offloaded_tokens=offloaded,
-            ),
-            WorkerFacts(
-                ttft=self.learned.ttft.of(state.member.pool).coefficients(state.id),
-                step=self.learned.steps.of(state.member.pool).coefficients,
-                queued_prefill_ms=load.queued_prefill_ms,
-                foreign_waiting=foreign.waiting,
-                sequences=running,
-                context_tokens=load.context_tokens,
-                held_tokens=held,
-                capacity_tokens=capacity,
-                unused_tokens=unused,
-                reuse=self.learned.reuse.of(state.member.pool),
-                adapter_ms=self.adapters.load_ms(
-                    state.id, request.namespace.adapter, self.costs.adapter_load_ms
-                ),
-                beside=self.ledger.steps_beside(state.id, facts.expected_output, now)
-                + foreign.running * facts.expected_output,
-                context_beside=self.ledger.context_beside(state.id, facts.expected_output, now),
-                prefilling=load.prefilling,
-                stalled=0.0 if metrics is None else state.stalled,
-            ),
-        )
+        uncovered = facts.uncovered_tokens
+        confidence = 1.0
+        if hit is not NOTHING:
+            uncovered = max(0, uncovered - cached - offloaded)
+            if cached + doubtful:
+                confidence = self.trust.confidence(worker, request.namespace, now)
+            believed = round(confidence * (cached + odds * doubtful))
+            facts = RequestFacts(
+                facts.prompt_tokens,
+                uncovered + cached - believed,
+                believed,
+                offloaded,
+                facts.expected_output,
+                facts.sequences,
+                facts.most_cached_tokens,
+                facts.prefix_share,
+            )
         return Candidate(
-            worker=state.id,
-            cached_tokens=cached,
-            offloaded_tokens=offloaded,
-            uncovered_tokens=uncovered,
-            block_size=block_size,
-            cost=price(*priced, self.costs),
-            active=load.active,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            metrics_age_s=state.metrics_age_s(now),
-            confidence=confidence,
-            doubtful_tokens=doubtful,
-            odds=odds,
-            sequences=running,
-            context_tokens=load.context_tokens,
-            position=position,
-            priced=priced,
-            shares=kind._replace(
-                prefix_share=self.shares.prefix(state.id, kind.prefix, now),
-                warm_share=self.shares.warm(state.id, now),
-                cold_prefill=self.shares.cold_prefill(state.id, now),
-                cold_only=state.member.cold,
-            ),
+            worker,
+            cached,
+            offloaded,
+            uncovered,
+            block_size,
+            price(facts, worker_facts, self.costs),
+            load.active,
+            load.queued_prefill_tokens,
+            state.metrics_age_s(now),
+            confidence,
+            worker_facts.sequences,
+            context_tokens,
+            doubtful,
+            odds,
+            position,
+            tuple.__new__(Priced, (facts, worker_facts)),
+            self.shares.of(worker, kind, now, cold_only=state.member.cold),
         )

@@ -10,16 +10,19 @@
     decode  = decode_weight * (
                   per_sequence * beside + per_1k_context * context beside / 1000       [they slow us]
                   + beside * (per_sequence + per_1k_context * prompt / 1000))          [we slow them]
-              + interference * n / (n + CROWD) * rare * (prefill - least prefill)      [work done twice]
+              + delay * rare * (prefill - least prefill)                               [work done twice]
+    delay   = max(interference * n / (n + CROWD), min(idle_interference, u / (1 - u)))
     kv risk = max(0, tokens needed - what the worker can hold) * per_token  [expected recomputation]
               + eviction * reuse * evicted * per_token                      [warm prefixes that have to go]
 
 evicted is how many tokens of other prefixes must leave the cache for this request's new blocks; reuse, the
 share of prompt tokens found cached lately in the pool, is how much of them would have been asked for again.
 least prefill is what would be left to compute on the worker that holds most of the prompt: what is computed
-beyond it delays all who decode or wait here and would be delayed nowhere there; on an idle worker it delays
-nobody. rare is 1 for a prefix that nobody else asks for and falls to 0 where its share of its worker's time
-reaches `max_prefix_share` (see `extproc.core.engine_shares`): a copy of what many ask for serves them all.
+beyond it delays all who decode or wait here and would be delayed nowhere there. On an idle worker it delays
+those who come meanwhile: u / (1 - u) of them, where a share u of its time is taken lately (what a millisecond
+more of work adds to the waiting of others in a queue with Poisson arrivals). rare is 1 for a prefix that
+nobody else asks for and falls to 0 where its share of its worker's time reaches `max_prefix_share` (see
+`extproc.core.engine_shares`): a copy of what many ask for serves them all.
 stalled is how many requests the engine keeps waiting that the prefill booked there does not explain, per
 running one: a place is free again when one of those that run has ended.
 n is the number of sequences running there, d of them past the queue; beside, the decode steps we share with
@@ -36,6 +39,7 @@ from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import CostBreakdown
 
+TIE_SHARE = 0.02  # of the lowest total: costs that are closer to it are equal
 CROWD = 4.0  # sequences at which a prefill that need not be is charged half of what it may be
 _STEP_BASE_MS = 10.0  # only differences between workers count, and this is no difference
 
@@ -56,6 +60,8 @@ class CostSettings:
             that decode least.
         interference: milliseconds that others are delayed by, on a crowded worker, per millisecond of prefill
             that another worker would not have to do. It is what keeps sessions where their history is.
+        idle_interference: the same on a worker that is idle for a moment, at most. 0: idle workers are free
+            to compute what others have computed already.
         expected_output_tokens: generated tokens per request until learned.
         cold_share: share of each worker's time kept for cold requests, of which no worker holds half: up to
             it they are not made to wait for the sake of those that decode there, and warm requests may not
@@ -84,6 +90,7 @@ class CostSettings:
     step_ms_per_1k_context: float = 0.02
     decode_weight: float = 0.5
     interference: float = 2.5
+    idle_interference: float = 1.0
     cold_share: float = 0.5
     max_cold_slowdown: float = 1.25
     max_prefix_share: float = 0.5
@@ -123,7 +130,7 @@ class CostSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `extproc.core.types`
 class WorkerFacts:
     """What the price depends on, besides the request. None: not known."""
 
@@ -142,14 +149,16 @@ class WorkerFacts:
     beside: float | None = None  # decode steps shared with one sequence of the request; None: all, with all
     context_beside: float | None = None  # context in those steps, summed; None: as now, in all
     stalled: float = 0.0  # requests kept waiting for memory or a place in the batch, per running one
+    utilization: float = 0.0  # share of its time that requests of ours have taken lately, 0 to 1
 
     @property
     def decoding(self) -> int:
         """Sequences that the steps there go through already."""
-        return max(0, self.sequences - self.prefilling)
+        decoding = self.sequences - self.prefilling
+        return max(0, decoding)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `extproc.core.types`
 class RequestFacts:
     """What the price depends on, besides the worker. Tokens."""
 
@@ -163,21 +172,27 @@ class RequestFacts:
     prefix_share: float = 0.0  # of a worker's time that requests with the same prefix take, at most
 
 
+def delayed(sequences: int, utilization: float, settings: CostSettings) -> float:
+    """How many ms others lose per ms of prefill: those who are there, or else those who come meanwhile."""
+    coming = settings.idle_interference
+    if utilization < 1.0:
+        coming = min(coming, utilization / (1.0 - utilization))
+    return max(coming, settings.interference * sequences / (sequences + CROWD))
+
+
 def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) -> CostBreakdown:
     """Predicted cost of `request` on `worker`."""
-    ttft = worker.ttft
+    # Asked for every candidate: terms that are zero are not computed.
+    ttft, step = worker.ttft, worker.step
+    prompt, uncovered, offloaded = request.prompt_tokens, request.uncovered_tokens, request.offloaded_tokens
     prefill_ms = (
-        ttft.prefill_ms(request.uncovered_tokens, request.cached_tokens + request.offloaded_tokens)
-        + request.offloaded_tokens * 1000.0 / settings.reload_tokens_per_s
+        ttft.prefill_ms(uncovered, request.cached_tokens + offloaded)
+        + offloaded * 1000.0 / settings.reload_tokens_per_s
     )
-    queue_ms = (
-        ttft.wait_ms(worker.decoding)
-        + worker.queued_prefill_ms
-        + worker.foreign_waiting * ttft.prefill_ms(request.prompt_tokens, 0)
-        + worker.adapter_ms
-    )
+    queue_ms = ttft.wait_ms(worker.decoding) + worker.queued_prefill_ms + worker.adapter_ms
+    if worker.foreign_waiting:
+        queue_ms += worker.foreign_waiting * ttft.prefill_ms(prompt, 0)
     output = request.expected_output * request.sequences
-    step = worker.step
     if worker.stalled:
         tpot_ms = step.tpot_ms(worker.sequences, worker.context_tokens)
         queue_ms += worker.stalled * request.expected_output * tpot_ms
@@ -191,19 +206,21 @@ def price(request: RequestFacts, worker: WorkerFacts, settings: CostSettings) ->
     decode_ms = settings.decode_weight * (
         step.per_sequence_ms * beside
         + per_token * context
-        + beside * (step.per_sequence_ms + per_token * request.prompt_tokens)
+        + beside * (step.per_sequence_ms + per_token * prompt)
     )
-    least = request.most_cached_tokens
-    again_ms = prefill_ms - ttft.prefill_ms(max(0, request.prompt_tokens - least), least)
+    most = request.most_cached_tokens
+    least = prompt - most if prompt > most else 0
+    again_ms = prefill_ms - ttft.prefill_ms(least, most) if uncovered != least or offloaded else 0.0
     if again_ms > 0.0:
-        crowd = worker.sequences / (worker.sequences + CROWD)
         rare = 1.0 - min(1.0, request.prefix_share / settings.max_prefix_share)
-        decode_ms += settings.interference * crowd * rare * again_ms
+        decode_ms += delayed(worker.sequences, worker.utilization, settings) * rare * again_ms
     kv_risk_ms = 0.0
     if worker.capacity_tokens is not None:
-        needed = worker.held_tokens + request.prompt_tokens - request.cached_tokens + output
-        kv_risk_ms = max(0.0, needed - worker.capacity_tokens) * ttft.per_token_ms
+        missing = worker.held_tokens + prompt - request.cached_tokens + output - worker.capacity_tokens
+        if missing > 0.0:
+            kv_risk_ms = missing * ttft.per_token_ms
     if worker.unused_tokens is not None:
-        evicted = max(0.0, request.uncovered_tokens + output - worker.unused_tokens)
-        kv_risk_ms += settings.eviction * worker.reuse * evicted * ttft.per_token_ms
+        evicted = uncovered + output - worker.unused_tokens
+        if evicted > 0.0:
+            kv_risk_ms += settings.eviction * worker.reuse * evicted * ttft.per_token_ms
     return CostBreakdown(queue_ms, prefill_ms, decode_ms, kv_risk_ms)

@@ -17,9 +17,13 @@ Blocks that we have sent there since (reservations) are not doubted: the worker 
 right and wrong count requests with doubted blocks that were found, or not, the older ones for less (`FADE`
 per request); age is the time since the doubt arose. A block that events claim without a gap, and that
 requests did not find `FAILURES` times in a row, is doubted too: each failure is remembered for `LIFETIME_S`.
+
+A block that a request did not find is computed, stored and found by the next one, so one that is claimed too
+often (a removal was never told) fails now and then and never twice in a row. Therefore what was not found is
+**miscounted** until it is stored the next time: then the engine has one copy, whatever was counted before.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from extproc.core.types import WorkerId
@@ -37,6 +41,11 @@ class _Doubted:
     right: float = 0.0
     wrong: float = 0.0
     failed: dict[int, tuple[int, float]] = field(default_factory=dict)  # block -> times in a row, last time
+    miscounted: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.since or self.failed or self.miscounted)
 
     def odds(self, since: float, now: float) -> float:
         if since == _DISPROVED:
@@ -66,7 +75,7 @@ class Doubts:
         doubted = self._workers.setdefault(worker, _Doubted())
         before = doubted.since
         doubted.since = {block: before.get(block, now) for block in blocks}
-        if not doubted.since and not doubted.failed:
+        if doubted.empty:
             del self._workers[worker]
 
     def is_doubted(self, worker: WorkerId, block: int) -> bool:
@@ -74,21 +83,29 @@ class Doubts:
         doubted = self._workers.get(worker)
         return doubted is not None and block in doubted.since
 
-    def stored(self, worker: WorkerId, blocks: Iterable[int]) -> None:
+    def is_unsure(self, worker: WorkerId, block: int) -> bool:
+        """Whether copies of this block that were counted so far prove nothing: doubted, or miscounted."""
+        doubted = self._workers.get(worker)
+        return doubted is not None and (block in doubted.since or block in doubted.miscounted)
+
+    def stored(self, worker: WorkerId, blocks: Collection[int]) -> None:
         """An event says that `worker` has just stored these: no doubt is left."""
         doubted = self._workers.get(worker)
-        if doubted is not None:
-            for block in blocks:
-                doubted.since.pop(block, None)
-            if not doubted.since and not doubted.failed:
-                del self._workers[worker]
+        if doubted is None:
+            return
+        for unsure in (doubted.since, doubted.miscounted):
+            if not unsure.keys().isdisjoint(blocks):  # nearly always: what is stored is new
+                for block in blocks:
+                    unsure.pop(block, None)
+        if doubted.empty:
+            del self._workers[worker]
 
     def clear(self, worker: WorkerId) -> None:
         """Everything about `worker` is known, or nothing is claimed any more."""
         self._workers.pop(worker, None)
 
     def believed(
-        self, worker: WorkerId, chain: Sequence[int], blocks: int, sent: Container[int], now: float
+        self, worker: WorkerId, chain: Sequence[int], blocks: int, sent: int, now: float
     ) -> tuple[int, float]:
         """What of a claim counts: leading blocks beyond doubt, and the odds that the others are there too.
 
@@ -96,16 +113,16 @@ class Doubts:
             worker: of whom it is claimed.
             chain: block hashes of the prompt.
             blocks: how many of them, from the beginning, are claimed.
-            sent: blocks that we have sent there since.
+            sent: how many of them we have sent there since.
             now: the time.
         """
         doubted = self._workers.get(worker)
         if doubted is None or not doubted.since:
             return blocks, 1.0
         since = doubted.since
-        for at in range(blocks):
+        for at in range(min(sent, blocks), blocks):
             block = chain[at]
-            if block in since and block not in sent:
+            if block in since:
                 return at, doubted.odds(since[block], now)
         return blocks, 1.0
 
@@ -133,8 +150,8 @@ class Doubts:
         if doubted is not None:
             self._verify(doubted, chain, claimed, actual, settled=settled)
         if actual < min(claimed, len(chain)):
-            self._note_failure(worker, chain[actual], now)
-        if doubted is not None and not doubted.since and not doubted.failed:
+            self._note_failure(worker, chain[actual : min(claimed, len(chain))], now)
+        if doubted is not None and doubted.empty:
             self._workers.pop(worker, None)
 
     def _verify(
@@ -154,8 +171,12 @@ class Doubts:
             if settled:
                 since.pop(block, None)
 
-    def _note_failure(self, worker: WorkerId, block: int, now: float) -> None:
-        doubted = self._workers.setdefault(worker, _Doubted())
+    def _note_failure(self, worker: WorkerId, missing: Sequence[int], now: float) -> None:
+        doubted, block = self._workers.setdefault(worker, _Doubted()), missing[0]
+        for one in missing[:_MAX_FAILED]:
+            if len(doubted.miscounted) >= _MAX_FAILED:
+                del doubted.miscounted[next(iter(doubted.miscounted))]
+            doubted.miscounted[one] = None
         times, last = doubted.failed.pop(block, (0, now))
         times = times + 1 if now - last <= LIFETIME_S else 1
         if times >= FAILURES:

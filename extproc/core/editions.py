@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from extproc.core.candidates import CandidateBuilder, Chains
+from extproc.core.candidates import CandidateBuilder, Scope
+from extproc.core.prefix_hits import Chains
+from extproc.core.shortlist import SMALL
 from extproc.core.types import Candidate, LengthEstimate, RoutingRequest, WorkerId
 from extproc.core.worker_table import WorkerState
 
@@ -26,6 +28,11 @@ class Edition(NamedTuple):
 
     request: RoutingRequest
     states: Sequence[WorkerState]
+
+
+def quote(builder: CandidateBuilder, request: RoutingRequest, state: WorkerState, now: float) -> Candidate:
+    """One worker, priced as its revision sees the request. Changes nothing."""
+    return builder.quote(_edition(request, state.revision), state, now)
 
 
 def editions(request: RoutingRequest, states: Sequence[WorkerState]) -> list[Edition]:
@@ -56,14 +63,25 @@ def build(
     states: Sequence[WorkerState],
     now: float,
     mark: Callable[[str], None] | None = None,
+    scope: Scope | None = None,
 ) -> Built:
-    """One candidate per state. `mark` is told when the first lookup is over; `states` must not be empty."""
+    """One candidate per state. `mark` is told when the first lookup is over; `states` must not be empty.
+
+    With a `scope` there are only those of a shortlist, of each revision that has many workers.
+    """
     found: dict[WorkerId, Candidate] = {}
     seen: dict[WorkerId, tuple[RoutingRequest, Chains]] = {}
     outputs: list[LengthEstimate] = []
-    for edition in editions(request, states):
+    own = request.namespace.model_revision
+    one = scope is not None and scope.view.all_serve(own)
+    for edition in [Edition(request, states)] if one else editions(request, states):
+        few = scope is None or len(edition.states) <= SMALL
         candidates, chains, output = builder.build(
-            edition.request, edition.states, now, None if outputs else mark
+            edition.request,
+            edition.states,
+            now,
+            None if outputs else mark,
+            None if few or scope is None else scope.narrowed(edition.states),
         )
         request.prompt_class = request.prompt_class or edition.request.prompt_class
         outputs.append(output)
@@ -72,7 +90,8 @@ def build(
             seen[candidate.worker] = (edition.request, chains)
     if len(outputs) == 1:
         return Built(list(found.values()), seen, outputs[0])
-    ordered = [replace(found[state.id], position=position) for position, state in enumerate(states)]
+    priced = (found[state.id] for state in states if state.id in found)
+    ordered = [replace(candidate, position=position) for position, candidate in enumerate(priced)]
     return Built(ordered, seen, outputs[0])
 
 

@@ -16,6 +16,9 @@ where what is shared is the smaller part of the prompt, what has to be computed 
 request to a worker. Requests of which a shared part is all there is to reuse are one prefix, however they go
 on: each of them is cheaper on the workers that hold it, and they are what can monopolise one.
 
+How busy an engine is: the work of all its requests, summed in the same way; at first over the time since the
+first of them.
+
 A request of which nobody holds half is cold. Milliseconds; shares are of one engine's time.
 """
 
@@ -28,6 +31,8 @@ MEMORY_S = 10.0
 MAX_PREFIXES = 1024  # per worker
 WARM_PART = 0.5
 _SPAN_MS = MEMORY_S * 1000.0
+_SHORTEST_S = 1.0  # the first request alone does not make an engine busy
+_LONG_S = 10.0 * MEMORY_S
 
 
 class _Faded:
@@ -44,13 +49,16 @@ class _Faded:
         self._at = now
 
     def at(self, now: float) -> float:
-        return self._sum * math.exp(min(0.0, self._at - now) / MEMORY_S)
+        passed_s = now - self._at
+        return self._sum if passed_s <= 0.0 or not self._sum else self._sum * math.exp(-passed_s / MEMORY_S)
 
 
 class _Engine:
-    __slots__ = ("cold_prefill", "prefixes", "warm")
+    __slots__ = ("began", "cold_prefill", "prefixes", "warm", "work")
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.work = _Faded()
         self.cold_prefill = _Faded()
         self.warm = _Faded()
         self.prefixes: dict[int, _Faded] = {}
@@ -72,7 +80,10 @@ class EngineShares:
         )
         if copies:
             work_ms -= prefill_ms
-        engine = self._engines.setdefault(chosen.worker, _Engine())
+        engine = self._engines.get(chosen.worker)
+        if engine is None:
+            engine = self._engines[chosen.worker] = _Engine(now)
+        engine.work.add(work_ms, now)
         if facts.warm:
             engine.warm.add(work_ms, now)
         elif facts.warm is not None:
@@ -101,10 +112,41 @@ class EngineShares:
         faded = None if engine is None or prefix is None else engine.prefixes.get(prefix)
         return 0.0 if faded is None else faded.at(now) / _SPAN_MS
 
+    def of(self, worker: WorkerId, kind: ShareFacts, now: float, *, cold_only: bool) -> ShareFacts:
+        """All three for a request of this kind, in one look."""
+        engine = self._engines.get(worker)
+        if engine is None:
+            return ShareFacts(kind.warm, kind.prefix, 0.0, 0.0, 0.0, kind.cold_demand, cold_only)
+        warm, prefix = kind.warm, kind.prefix
+        faded = None if prefix is None else engine.prefixes.get(prefix)
+        return tuple.__new__(
+            ShareFacts,
+            (
+                warm,
+                prefix,
+                0.0 if faded is None else faded.at(now) / _SPAN_MS,
+                engine.warm.at(now) / _SPAN_MS,
+                engine.cold_prefill.at(now) / _SPAN_MS,
+                kind.cold_demand,
+                cold_only,
+            ),
+        )
+
     def cold(self, pool: str, now: float) -> float:
         """Time that cold requests of a pool have taken, in engines."""
         faded = self._cold.get(pool)
         return 0.0 if faded is None else faded.at(now) / _SPAN_MS
+
+    def utilization(self, worker: WorkerId, now: float) -> float:
+        """Share of the worker's time that requests have taken, 0 to 1."""
+        engine = self._engines.get(worker)
+        if engine is None:
+            return 0.0
+        since = now - engine.began
+        span_ms = _SPAN_MS
+        if since < _LONG_S:
+            span_ms *= 1.0 - math.exp(-max(_SHORTEST_S, since) / MEMORY_S)
+        return min(1.0, engine.work.at(now) / span_ms)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
@@ -126,6 +168,7 @@ def kind_of(
     held: Mapping[WorkerId, int],
     sizes: Mapping[WorkerId, int],
     chains: Mapping[int, Sequence[Sequence[int]]],
+    cold_demand: float = 0.0,
 ) -> ShareFacts:
     """What is the same for all workers: whether the request is warm, and what its prefix is.
 
@@ -134,14 +177,16 @@ def kind_of(
         held: tokens of them that each worker holds, in any tier.
         sizes: tokens per block, by worker.
         chains: block hashes of each prompt, by block size; empty: not known, routed by load.
+        cold_demand: time that cold requests take, mean of the workers.
     """
     if not chains:
-        return ShareFacts()
-    longest = max(held, key=held.__getitem__, default=None)
+        return ShareFacts(cold_demand=cold_demand)
+    longest = max(held, key=held.__getitem__) if held else None
     if longest is None or held[longest] < WARM_PART * prompt_tokens:
-        return ShareFacts(warm=False)
+        return ShareFacts(warm=False, cold_demand=cold_demand)
     prompts = chains.get(sizes[longest], ())
     # A batch is several prefixes: it counts as warm, and as none of them.
     one = prompts[0] if len(prompts) == 1 else ()
     last = held[longest] // sizes[longest] - 1
-    return ShareFacts(warm=True, prefix=one[last] if 0 <= last < len(one) else None)
+    prefix = one[last] if 0 <= last < len(one) else None
+    return ShareFacts(warm=True, prefix=prefix, cold_demand=cold_demand)

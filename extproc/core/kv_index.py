@@ -1,24 +1,33 @@
 """Which worker holds which prefix: confirmed by KV events, or reserved by prompts on their way.
 
-One walk along a prompt's block hashes answers for all workers at once: each block has one integer with three
-bits per worker (see `kv_residence`), and a worker stays in the race while its bits say that it has the block.
-Neighbouring blocks mostly have the same holders, so the walk compares whole runs and does work only where the
-set of holders changes; it stops where the last holder drops out.
+Theory of operation. Three questions are asked of a prompt's block hashes, each for all workers at once:
+
+1. What was sent where? Prompts on their way are a radix tree (see `kv_reservations`): a step per stretch.
+2. What do regular engines hold? Each block has one integer with bits of every worker (see `kv_states`).
+   A regular engine holds no block without those before it, so where two blocks have the same holders all
+   between them do: halving finds the few places where holders drop out.
+3. What do the others hold, those with holes or with copies in slower tiers? A walk block by block, in which
+   a worker stays in the race while its bits say that it has the block.
+
+Memory has a ceiling: above it, the claim about the oldest leaf is given up, never one about a middle block.
 
 Events and requests meet on the chained hash of `hashing`, seeded by `namespace`. A match is a claim about the
 past, never a proof: eviction may be on its way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from extproc.core.kv_chain import EventHashes, event_chain
-from extproc.core.kv_residence import CONFIRMED, RESERVED, BlockStates, EngineBlocks, map_bytes
+from extproc.core.kv_match import Group, Race, crossed, halve, spread
+from extproc.core.kv_reservations import NEVER, Holdings, Reservations
+from extproc.core.kv_residence import EngineBlocks
+from extproc.core.kv_states import CONFIRMED, WIDTH, BlockStates
+from extproc.core.kv_transfer import EnginePart, export, restore
 from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, WorkerId
 
-_CHUNK = 64  # blocks looked up and compared in one go
-_NOTHING: Mapping[int, int] = {}
+_MAX_GROUPS = 1024
 
 
 class Match(NamedTuple):
@@ -29,12 +38,14 @@ class Match(NamedTuple):
         blocks: length of the prefix that is on the GPU or will be, thanks to prompts sent there before.
         reserved_only: those of `blocks` that no event has confirmed yet.
         offloaded: how many blocks go on from there without a hole when slower tiers count too.
+        sent: leading blocks that were sent there, whatever events say.
     """
 
     worker: WorkerId
     blocks: int
     reserved_only: int
     offloaded: int
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class IndexStats:
         unknown_offloads: offload events without tokens about blocks that are not held.
         ignored_groups: events of layer groups that do not decide.
         malformed: stored events whose tokens do not fit their blocks.
+        evicted: blocks given up because of the ceiling, though their engine holds them.
         unknown_worker_events: events of workers that were not added (total only).
     """
 
@@ -65,6 +77,7 @@ class IndexStats:
     unknown_offloads: int = 0
     ignored_groups: int = 0
     malformed: int = 0
+    evicted: int = 0
     unknown_worker_events: int = 0
 
 
@@ -79,13 +92,12 @@ class IndexFaults(NamedTuple):
 
 
 class _Worker:
-    __slots__ = ("engine", "reserved", "slot", "worker")
+    __slots__ = ("engine", "slot", "worker")
 
     def __init__(self, worker: WorkerId, slot: int, engine: EngineBlocks) -> None:
         self.worker = worker
         self.slot = slot
         self.engine = engine
-        self.reserved: dict[int, int] = {}
 
 
 class KvIndex:
@@ -94,15 +106,27 @@ class KvIndex:
     Args:
         max_orphans: how many blocks with unknown parent to keep per worker.
         event_hashes: tells the hashes of stored blocks.
+        max_blocks: ceiling of the blocks kept, each counted for every worker that holds it; 0: none.
+
+    Attributes:
+        sent: prompts on their way, and what workers without events are assumed to hold.
+        max_blocks: the ceiling.
+        given_up: blocks so far that were forgotten because of it, though they are held.
     """
 
-    def __init__(self, *, max_orphans: int = 8192, event_hashes: EventHashes = event_chain) -> None:
+    def __init__(
+        self, *, max_orphans: int = 8192, event_hashes: EventHashes = event_chain, max_blocks: int = 0
+    ) -> None:
         self._max_orphans = max_orphans
+        self.max_blocks = max_blocks
+        self.given_up = 0
         self._event_hashes = event_hashes
         self._states = BlockStates()
+        self.sent = Reservations()
         self._workers: dict[WorkerId, _Worker] = {}
         self._slots: list[_Worker | None] = []
         self._everyone = 0  # lowest bit of every slot
+        self._groups: dict[int, tuple[tuple[int, WorkerId], ...]] = {}  # seen lately, see `_members`
         self._unknown_worker_events = 0
 
     def add_worker(self, worker: WorkerId, model_revision: str, tokenizer_revision: str) -> None:
@@ -116,10 +140,11 @@ class KvIndex:
         slot = next((at for at, taken in enumerate(self._slots) if taken is None), len(self._slots))
         if slot == len(self._slots):
             self._slots.append(None)
-            self._everyone |= CONFIRMED << 3 * slot
+            self._everyone |= CONFIRMED << WIDTH * slot
         engine = EngineBlocks(
             self._states, slot, model_revision, tokenizer_revision, self._max_orphans, self._event_hashes
         )
+        self._groups.clear()
         self._slots[slot] = self._workers[worker] = _Worker(worker, slot, engine)
 
     def remove_worker(self, worker: WorkerId) -> None:
@@ -128,9 +153,9 @@ class KvIndex:
         if entry is None:
             return
         entry.engine.clear()
-        for block in entry.reserved:
-            self._states.drop(block, RESERVED << 3 * entry.slot)
+        self.sent.clear(entry.slot)
         self._slots[entry.slot] = None
+        self._groups.clear()
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._workers
@@ -141,13 +166,23 @@ class KvIndex:
         if entry is None:
             self._unknown_worker_events += 1
             return
+        engine = entry.engine
         match event:
             case BlockStored():
-                entry.engine.store(event)
+                engine.store(event)
             case BlockRemoved():
-                entry.engine.remove(event)
+                engine.remove(event)
             case AllBlocksCleared():
-                entry.engine.clear()
+                engine.clear()
+        if self.max_blocks:
+            self._keep_below_the_ceiling()
+
+    def _keep_below_the_ceiling(self) -> None:
+        """Give up the oldest leaves, if there is more than there may be."""
+        surplus = self.surplus
+        while surplus > 0 and (run := self._states.ages.oldest()) is not None:
+            surplus -= run.owner.evict(run)
+            self.given_up += 1
 
     def clear(self, worker: WorkerId) -> None:
         """Drop what events have confirmed (the engine restarted); reservations stay."""
@@ -160,10 +195,10 @@ class KvIndex:
         entry = self._workers.get(worker)
         return iter(()) if entry is None else entry.engine.confirmed()
 
-    def block_of(self, worker: WorkerId, handle: int | bytes) -> int | None:
-        """The block an engine means by `handle`, if it holds it."""
+    def held(self, worker: WorkerId, handles: Iterable[int | bytes]) -> dict[int | bytes, int]:
+        """The blocks an engine means by these handles, of those it holds."""
         entry = self._workers.get(worker)
-        return None if entry is None else entry.engine.block_of(handle)
+        return {} if entry is None else entry.engine.held(handles)
 
     def forget(self, worker: WorkerId, handle: int | bytes) -> None:
         """Drop every copy of what the engine means by `handle`: they are gone, and no event told of it."""
@@ -171,110 +206,124 @@ class KvIndex:
         if entry is not None:
             entry.engine.forget(handle)
 
-    def reserved(self, worker: WorkerId) -> Mapping[int, int]:
-        """Blocks reserved on the worker, with how often; a view."""
-        entry = self._workers.get(worker)
-        return _NOTHING if entry is None else entry.reserved
-
-    def reserve(self, worker: WorkerId, hashes: Sequence[int]) -> None:
-        """Count blocks as present: a prompt with these blocks has been sent to `worker`.
+    def export(self, worker: WorkerId, part_blocks: int = 32_768) -> list[EnginePart]:
+        """What events have said of `worker`, all as it is now, in parts of at most so many blocks.
 
         Raises:
             ValueError: the worker is not tracked.
         """
-        entry = self._entry(worker)
-        reserved, bit, states = entry.reserved, RESERVED << 3 * entry.slot, self._states
-        for block in hashes:
-            count = reserved.get(block, 0)
-            reserved[block] = count + 1
-            if not count:
-                states.add(block, bit)
+        return export(self._entry(worker).engine, part_blocks)
 
-    def unreserve(self, worker: WorkerId, hashes: Sequence[int]) -> None:
-        """Take back one `reserve` of the same hashes.
+    def restore(self, worker: WorkerId, part: EnginePart) -> None:
+        """Take what another index has exported; all parts in order, before any event.
 
         Raises:
-            ValueError: the worker is not tracked, or a block is not reserved that often; nothing is changed.
+            ValueError: the worker is not tracked, or the part is damaged; then nothing of it is taken.
         """
-        entry = self._entry(worker)
-        reserved, bit, states = entry.reserved, RESERVED << 3 * entry.slot, self._states
-        for done, block in enumerate(hashes):
-            count = reserved.get(block, 0)
-            if count > 1:
-                reserved[block] = count - 1
-            elif count:
-                del reserved[block]
-                states.drop(block, bit)
-            else:
-                self.reserve(worker, hashes[:done])
-                raise ValueError(f"block {block:#x} is not reserved on {worker}: each reservation ends once")
+        restore(self._entry(worker).engine, part)
+        self._keep_below_the_ceiling()
 
-    def match(self, hashes: Sequence[int]) -> list[Match]:
+    def reserve(self, worker: WorkerId, chain: Sequence[int]) -> None:
+        """Count a prompt as present that has been sent to `worker`: its blocks from the first on.
+
+        Raises:
+            ValueError: the worker is not tracked.
+        """
+        self.sent.reserve(self._entry(worker).slot, chain)
+
+    def unreserve(self, worker: WorkerId, chain: Sequence[int], now: float = NEVER) -> None:
+        """Take back one `reserve` of the same chain; `now`: when it was last used.
+
+        Raises:
+            ValueError: the worker is not tracked, or the chain is not reserved; nothing is changed.
+        """
+        if not self.sent.unreserve(self._entry(worker).slot, chain, now):
+            raise ValueError(f"a chain is not reserved on {worker}: each reservation ends once")
+
+    def slot(self, worker: WorkerId) -> int | None:
+        """The number of a tracked worker; None for others."""
+        entry = self._workers.get(worker)
+        return None if entry is None else entry.slot
+
+    @property
+    def surplus(self) -> int:
+        """Blocks kept above the ceiling."""
+        most = self.max_blocks
+        return max(0, self._states.entries + self.sent.blocks - most) if most else 0
+
+    def match(self, chain: Sequence[int]) -> list[Match]:
         """What every worker has of a prompt; workers that have nothing of it are left out.
 
         Order: by slot, which is the order in which workers were added, gaps filled first.
         """
-        gpu = held = self._everyone  # who still has everything: on the GPU; in any tier
-        blocks: dict[int, int] = {}  # lowest bit of a slot -> length
-        total: dict[int, int] = {}
-        waiting: dict[int, int] = {}
-        for state, start, stop in self._runs(hashes):
-            present = (state | state >> 1) & gpu
-            if present != gpu:
-                _set(blocks, gpu ^ present, start)
-                gpu = present
-            kept = (state | state >> 1 | state >> 2) & held
-            if kept != held:
-                _set(total, held ^ kept, start)
-                held = kept
-                if not held:
-                    break
-            unconfirmed = state >> 1 & ~state & gpu
-            if unconfirmed:
-                _add(waiting, unconfirmed, stop - start)
-        _set(blocks, gpu, len(hashes))
-        _set(total, held, len(hashes))
-        matches = []
-        for entry in self._slots:
-            if entry is not None:
-                bit = CONFIRMED << 3 * entry.slot
-                length = total[bit]
-                if length:
-                    on_gpu = blocks[bit]
-                    matches.append(Match(entry.worker, on_gpu, waiting.get(bit, 0), length - on_gpu))
-        return matches
+        if not chain:
+            return []
+        states = self._states
+        sent = self.sent.prefixes(chain)
+        first = states.of.get(chain[0], 0)
+        irregular = 0
+        if states.irregular:
+            irregular = states.irregular & (first | first >> 1 | sum(bits for bits, _ in sent))
+        regular = first & self._everyone & ~states.irregular
+        placed: list[tuple[int, Match]] = []
+        new = tuple.__new__
+        for bits, claimed, ours in crossed(halve(states.of, chain, regular) if regular else (), sent):
+            blocks, waiting = (claimed, 0) if claimed >= ours else (ours, ours - claimed)
+            members = self._members(bits & ~irregular if irregular else bits)
+            # The tuple's own constructor: this is all that a match costs per worker.
+            placed += [(slot, new(Match, (worker, blocks, waiting, 0, ours))) for slot, worker in members]
+        if irregular:
+            placed += self._raced(chain, irregular, sent)
+        placed.sort()
+        return [match for _, match in placed]
 
-    def _runs(self, hashes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Stretches of blocks with one state, as (state, start, stop), up to the first block nobody has."""
-        look = self._states.of.get
-        state = -1
-        start = at = 0
-        for first in range(0, len(hashes), _CHUNK):
-            chunk = list(map(look, hashes[first : first + _CHUNK]))
-            if chunk.count(state) == len(chunk):
-                at += len(chunk)
-                continue
-            for new in chunk:
-                if new != state:
-                    if at:
-                        yield state, start, at
-                    if new is None:
-                        yield 0, at, at
-                        return
-                    state, start = new, at
-                at += 1
-        if at:
-            yield state, start, at
+    def _raced(self, chain: Sequence[int], racing: int, sent: Sequence[Group]) -> Iterator[tuple[int, Match]]:
+        """Matches of workers that have holes, or copies in slower tiers."""
+        ours: dict[int, int] = {}
+        for bits, length in sent:
+            spread(ours, bits & racing, length)
+        race = Race(self._states.of, chain, racing, ours)
+        for slot, worker in self._members(racing):
+            bit = CONFIRMED << WIDTH * slot
+            blocks, total = race.blocks[bit], race.total[bit]
+            if total:
+                waiting = race.waiting.get(bit, 0)
+                yield slot, Match(worker, blocks, waiting, total - blocks, ours.get(bit, 0))
+
+    def _members(self, bits: int) -> tuple[tuple[int, WorkerId], ...]:
+        """The workers that bits stand for, with their slots, in order."""
+        known = self._groups.get(bits)
+        if known is None:
+            found: list[tuple[int, WorkerId]] = []
+            left = bits
+            while left:
+                bit = left & -left
+                slot = bit.bit_length() // WIDTH
+                entry = self._slots[slot]
+                if entry is not None:
+                    found.append((slot, entry.worker))
+                left ^= bit
+            if len(self._groups) >= _MAX_GROUPS:
+                self._groups.clear()
+            known = self._groups[bits] = tuple(found)
+        return known
 
     def memory_bytes(self) -> int:
         """Estimated memory of all maps and of the numbers in them, at no cost per block."""
         parts = [self._states.memory_bytes, *(entry.engine.memory_bytes for entry in self._workers.values())]
-        return sum(parts) + sum(map(map_bytes, (entry.reserved for entry in self._workers.values())))
+        return sum(parts) + self.sent.memory_bytes
 
     def block_size(self, worker: WorkerId) -> int | None:
         """Tokens per block as the worker's events tell; None before the first."""
         entry = self._workers.get(worker)
         return None if entry is None else entry.engine.block_size
+
+    def usage(self, worker: WorkerId) -> tuple[int | None, int, int]:
+        """`block_size`, `resident_blocks` and `reserved_blocks` in one look."""
+        entry = self._workers.get(worker)
+        if entry is None:
+            return None, 0, 0
+        return entry.engine.block_size, entry.engine.blocks, self.sent.of(entry.slot).in_use
 
     def resident_blocks(self, worker: WorkerId) -> int:
         """Blocks that events say the worker holds, in any tier; 0 for an unknown worker."""
@@ -283,8 +332,13 @@ class KvIndex:
 
     @property
     def distinct_blocks(self) -> int:
-        """Blocks that any worker holds or is about to, each counted once."""
+        """Blocks that events say any worker holds, each counted once."""
         return len(self._states.of)
+
+    @property
+    def entries(self) -> int:
+        """What memory grows with, and `max_blocks` bounds."""
+        return self._states.entries + self.sent.blocks
 
     def faults(self, worker: WorkerId) -> IndexFaults:
         """What is wrong with a worker's events, at no cost; nothing for an unknown worker."""
@@ -303,14 +357,14 @@ class KvIndex:
     def reserved_blocks(self, worker: WorkerId) -> int:
         """Different blocks that open requests at the worker use; 0 for an unknown worker."""
         entry = self._workers.get(worker)
-        return 0 if entry is None else len(entry.reserved)
+        return 0 if entry is None else self.sent.of(entry.slot).in_use
 
     def stats(self, worker: WorkerId | None = None) -> IndexStats:
         """Size and health of one worker's part (zero if it is not tracked), or of the whole index."""
         if worker is not None:
             entry = self._workers.get(worker)
-            return IndexStats() if entry is None else _stats(entry)
-        parts = [_stats(entry) for entry in self._workers.values()]
+            return IndexStats() if entry is None else _stats(entry, self.sent.of(entry.slot))
+        parts = [_stats(entry, self.sent.of(entry.slot)) for entry in self._workers.values()]
         return IndexStats(
             blocks=sum(part.blocks for part in parts),
             gpu_copies=sum(part.gpu_copies for part in parts),
@@ -322,6 +376,7 @@ class KvIndex:
             unknown_offloads=sum(part.unknown_offloads for part in parts),
             ignored_groups=sum(part.ignored_groups for part in parts),
             malformed=sum(part.malformed for part in parts),
+            evicted=sum(part.evicted for part in parts),
             unknown_worker_events=self._unknown_worker_events,
         )
 
@@ -332,32 +387,19 @@ class KvIndex:
         return entry
 
 
-def _set(lengths: dict[int, int], bits: int, length: int) -> None:
-    while bits:
-        bit = bits & -bits
-        lengths[bit] = length
-        bits ^= bit
-
-
-def _add(counts: dict[int, int], bits: int, length: int) -> None:
-    while bits:
-        bit = bits & -bits
-        counts[bit] = counts.get(bit, 0) + length
-        bits ^= bit
-
-
-def _stats(entry: _Worker) -> IndexStats:
+def _stats(entry: _Worker, sent: Holdings) -> IndexStats:
     engine = entry.engine
     gpu_copies, slower_copies = engine.copies
     return IndexStats(
         blocks=engine.blocks,
         gpu_copies=gpu_copies,
         slower_copies=slower_copies,
-        reservations=sum(entry.reserved.values()),
+        reservations=sent.reserved + sent.assumed,
         orphans=engine.orphans.blocks,
         orphans_dropped=engine.orphans.dropped,
         unknown_removes=engine.unknown_removes,
         unknown_offloads=engine.unknown_offloads,
         ignored_groups=engine.ignored_groups,
         malformed=engine.malformed,
+        evicted=engine.evicted,
     )

@@ -14,65 +14,26 @@ reusable when every group still has what it needs; full attention needs all of i
 end. So the first full-attention group seen on the GPU is the one that counts, and the events of all other
 groups are skipped. Engines that do not name the kind of a group (before vLLM 0.22) are taken at their first
 group. A model with sliding windows only therefore never counts as warm.
+
+An engine is **regular** while it holds no block without all those before it (see `extproc.core.kv_runs`), and
+has no copies in slower tiers. Then one look at a block tells that all before it are there.
 """
 
-import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_orphans import Handle, Orphans
+from extproc.core.kv_runs import Runs
+from extproc.core.kv_states import CONFIRMED, OFFLOADED, WIDTH, BlockStates, map_bytes
 from extproc.core.types import BlockRemoved, BlockStored, Tier
-
-CONFIRMED, RESERVED, OFFLOADED = 1, 2, 4
-"""State of one block on one worker: copies on the GPU, prompts in flight, copies in a slower tier."""
 
 _FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _FIELD = 20  # bits per tier in a count of copies
 _FIELD_MASK = (1 << _FIELD) - 1
 _UNIT = (1, 1 << _FIELD, 1 << 2 * _FIELD)  # by tier
-_INTERNED_MAX = 65_536
-_NUMBER_BYTES = 36  # of a Python integer of 64 bits
-
-
-def map_bytes(of: "dict[int, int] | dict[Handle, int]") -> int:
-    """Estimated memory of a map: its table, and 36 bytes for each key, which is a number of 64 bits."""
-    return sys.getsizeof(of) + _NUMBER_BYTES * len(of)
-
-
-class BlockStates:
-    """For every block, the state on every worker: 3 bits for each, worker i from bit 3 * i on.
-
-    Equal states share one integer object: a map of a million blocks holds a handful of them, and comparing
-    two neighbours is comparing two pointers.
-    """
-
-    __slots__ = ("_interned", "of")
-
-    def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-        self._interned: dict[int, int] = {}
-
-    @property
-    def memory_bytes(self) -> int:
-        """Estimated memory."""
-        return map_bytes(self.of)
-
-    def add(self, block: int, bit: int) -> None:
-        """Set `bit` of `block`."""
-        state = self.of.get(block, 0) | bit
-        self.of[block] = self._interned.setdefault(state, state)
-        if len(self._interned) > _INTERNED_MAX:
-            self._interned.clear()
-
-    def drop(self, block: int, bits: int) -> None:
-        """Clear `bits` of `block`; a block nobody has is forgotten."""
-        state = self.of.get(block, 0) & ~bits
-        if state:
-            self.of[block] = self._interned.setdefault(state, state)
-        else:
-            self.of.pop(block, None)
 
 
 class EngineBlocks:
@@ -82,16 +43,21 @@ class EngineBlocks:
         "_confirmed",
         "_copies",
         "_event_hashes",
-        "_group",
         "_handles",
+        "_odd",
         "_offloaded",
         "_revisions",
+        "_slower",
         "_states",
         "_totals",
+        "_unreported",
         "block_size",
+        "evicted",
+        "group",
         "ignored_groups",
         "malformed",
         "orphans",
+        "runs",
         "unknown_offloads",
         "unknown_removes",
     )
@@ -106,8 +72,8 @@ class EngineBlocks:
         event_hashes: EventHashes = event_chain,
     ) -> None:
         self._states = states
-        self._confirmed = CONFIRMED << 3 * slot
-        self._offloaded = OFFLOADED << 3 * slot
+        self._confirmed = CONFIRMED << WIDTH * slot
+        self._offloaded = OFFLOADED << WIDTH * slot
         self._revisions = (model_revision, tokenizer_revision)
         self._event_hashes = event_hashes
         self._handles: dict[Handle, int] = {}
@@ -115,7 +81,12 @@ class EngineBlocks:
         # another path has new handles for the same blocks). Absent: one copy, on the GPU.
         self._copies: dict[Handle, int] = {}
         self._totals: dict[int, int] = {}
-        self._group: int | None = None
+        self._slower = 0  # handles with copies in slower tiers
+        self._odd = False  # whether blocks hang together in another way than their handles
+        self.group: int | None = None
+        self.runs = Runs(states.ages, self._give_up)
+        self.evicted = 0
+        self._unreported = 0  # of those, whose removal the engine may still tell
         self.orphans = Orphans(max_orphans)
         self.block_size: int | None = None
         self.ignored_groups = 0
@@ -142,9 +113,10 @@ class EngineBlocks:
         """Blocks held in any tier, once for each handle; the oldest first."""
         return iter(self._handles.values())
 
-    def block_of(self, handle: Handle) -> int | None:
-        """The block behind a handle, if it is held."""
-        return self._handles.get(handle)
+    def held(self, handles: Iterable[Handle]) -> dict[Handle, int]:
+        """The blocks behind those of these handles that are held."""
+        known = self._handles
+        return {handle: known[handle] for handle in handles if handle in known}
 
     def forget(self, handle: Handle) -> None:
         """Every copy of a block is gone, and no event told of it."""
@@ -152,10 +124,66 @@ class EngineBlocks:
         if block is not None:
             self._change(handle, block, -self._copies.get(handle, 1))
 
+    def _give_up(self, handle: Handle) -> int:
+        """Forget a block as if the engine had removed every copy; how much less there is to keep now."""
+        before = self._states.entries
+        self.forget(handle)
+        self.evicted += 1
+        self._unreported += 1
+        return before - self._states.entries
+
     @property
     def memory_bytes(self) -> int:
         """Estimated memory, without that of the orphans."""
-        return map_bytes(self._handles) + map_bytes(self._copies) + map_bytes(self._totals)
+        maps = map_bytes(self._handles) + map_bytes(self._copies) + map_bytes(self._totals)
+        return maps + self.runs.memory_bytes(len(self._handles))
+
+    def holds(self, handle: Handle) -> bool:
+        """Whether the engine holds what it means by `handle`, in any tier."""
+        return handle in self._handles
+
+    def block_at(self, handle: Handle) -> int:
+        """The block behind a handle that is held."""
+        return self._handles[handle]
+
+    def copies_of(self, handle: Handle) -> int:
+        """Copies of what is behind a handle that is held, a field per tier."""
+        return self._copies.get(handle, 1)
+
+    def bind_known(
+        self,
+        parent: Handle | None,
+        handles: Sequence[Handle],
+        blocks: Sequence[int],
+        counts: list[int] | None,
+    ) -> None:
+        """Take over a run of blocks that another has bound; `counts` of copies, None: one each, on the GPU.
+
+        What hangs below a handle that is not held has a hole before it.
+        """
+        if parent is not None and parent not in self._handles:
+            self._odd = True
+            parent = None
+        if counts is None and self._bind_new(parent, handles, blocks):
+            self._note_regularity()
+            return
+        for handle, block, count in zip(handles, blocks, counts or repeat(1), strict=False):
+            self._handles[handle] = block
+            if count != 1:
+                self._copies[handle] = count
+                self._slower += count >> _FIELD > 0
+            total = count
+            if self._states.of.get(block, 0) & (self._confirmed | self._offloaded):
+                total += self._totals.get(block, 1)
+            if total != 1:
+                self._totals[block] = total
+            gone = 0 if total & _FIELD_MASK else self._confirmed
+            if not total >> _FIELD:
+                gone |= self._offloaded
+            self._states.add(block, (self._confirmed | self._offloaded) ^ gone)
+        self.runs.add(parent, handles)
+        self._states.entries += len(handles)
+        self._note_regularity()
 
     def clear(self) -> None:
         """Everything is gone, in every tier."""
@@ -163,11 +191,15 @@ class EngineBlocks:
         drop = self._states.drop
         for block in self._handles.values():
             drop(block, bits)
+        self._states.entries -= len(self._handles) + len(self.runs.gone)
         self._handles.clear()
         self._copies.clear()
         self._totals.clear()
         self.orphans.clear()
-        self._group = None
+        self.runs.clear()
+        self._slower, self._odd, self._unreported = 0, False, 0
+        self._note_regularity()
+        self.group = None
         self.block_size = None
 
     def store(self, event: BlockStored) -> None:
@@ -179,43 +211,50 @@ class EngineBlocks:
             return
         handles = self._handles
         told = event.chained or event.token_ids
-        if not told or all(handle in handles for handle in event.block_hashes):
+        first = event.block_hashes[0]
+        if not told or (first in handles and all(map(handles.__contains__, event.block_hashes))):
             self._store_again(event)
             return
         if event.parent is None:
             self._attach(event, None)
         elif event.parent in handles:
             self._attach(event, handles[event.parent])
-        elif event.block_hashes[0] in handles:
+        elif first in handles:
             self._attach_rest(event)
         else:
             self.orphans.add(event)
 
     def remove(self, event: BlockRemoved) -> None:
         """One copy of each block is gone from `event.tier`."""
-        if self._group is not None and event.group != self._group:
+        if self.group is not None and event.group != self.group:
             self.ignored_groups += 1
             return
         tier = event.tier
         unit, shift = _UNIT[tier], _FIELD * tier
+        copies, totals = self._copies, self._totals
         for handle in event.block_hashes:
             block = self._handles.get(handle)
-            if block is not None and self._copies.get(handle, 1) >> shift & _FIELD_MASK:
+            if block is not None and not tier and handle not in copies and block not in totals:
+                self._drop_only_copy(handle, block)
+            elif block is not None and copies.get(handle, 1) >> shift & _FIELD_MASK:
                 self._change(handle, block, -unit)
             elif not self.orphans.remove(handle, tier, event.group):
-                self.unknown_removes += 1
+                if self._unreported:
+                    self._unreported -= 1
+                else:
+                    self.unknown_removes += 1
 
     def _counts(self, event: BlockStored) -> bool:
         """Whether the event's group is the one that decides; elects it if none is known yet."""
-        if self._group is None:
+        if self.group is None:
             if event.spec_kind is None:
                 # A placeholder from a slower tier names no kind: it must not elect the group.
                 if event.tier is not Tier.GPU:
                     return True
             elif event.spec_kind not in _FULL_ATTENTION:
                 return False
-            self._group = event.group
-        return event.group == self._group
+            self.group = event.group
+        return event.group == self.group
 
     def _store_again(self, event: BlockStored) -> None:
         """More copies of known blocks; nothing can be said about unknown ones."""
@@ -274,34 +313,112 @@ class EngineBlocks:
         on_gpu = event.tier is Tier.GPU
         if on_gpu and (self.block_size is None or event.block_size > self.block_size):
             self.block_size = event.block_size
+        if not (on_gpu and self._bind_new(event.parent, event.block_hashes, blocks)):
+            self._bind_each(event, blocks)
+        return list(zip(event.block_hashes, blocks, strict=True)) if self.orphans.blocks else ()
+
+    def _bind_new(self, parent: Handle | None, found: Sequence[Handle], blocks: Sequence[int]) -> bool:
+        """Bind blocks that are all new here and look alike elsewhere, at once; False if they are not so."""
+        states, handles = self._states, self._handles
+        if not handles.keys().isdisjoint(found):
+            return False
+        gone = self.runs.gone
+        if gone and not gone.keys().isdisjoint(found):
+            return False
+        state = states.of.get(blocks[0], 0)
+        if not state:
+            if not states.of.keys().isdisjoint(blocks):
+                return False
+        elif state & (self._confirmed | self._offloaded) or any(
+            states.of.get(block) != state for block in blocks
+        ):
+            return False
+        before = len(handles)
+        handles.update(zip(found, blocks, strict=True))
+        if len(handles) != before + len(found):  # one is there twice
+            for handle in found:
+                handles.pop(handle, None)
+            return False
+        states.put(blocks, state | self._confirmed)
+        states.entries += len(found)
+        self.runs.add(parent, found)
+        return True
+
+    def _bind_each(self, event: BlockStored, blocks: Sequence[int]) -> None:
+        """Bind blocks one by one."""
+        on_gpu = event.tier is Tier.GPU
         bit = self._confirmed if on_gpu else self._offloaded
         mine = self._confirmed | self._offloaded
         unit = _UNIT[event.tier]
         handles, states, add = self._handles, self._states.of, self._states.add
+        parent: Handle | None = event.parent
+        fresh: list[Handle] = []  # below `parent`, with no place yet
         for handle, block in zip(event.block_hashes, blocks, strict=True):
             known = handles.get(handle)
             if known is not None:
+                self._odd |= known != block
                 self._change(handle, known, unit)
+            else:
+                handles[handle] = block
+                self._states.entries += 1
+                if not on_gpu:
+                    self._copies[handle] = unit
+                    self._slower += 1
+                if states.get(block, 0) & mine:
+                    self._totals[block] = self._totals.get(block, 1) + unit
+                elif not on_gpu:
+                    self._totals[block] = unit
+                add(block, bit)
+            gone = None if known is not None else self.runs.gone.pop(handle, None)
+            if known is None and gone is None:
+                fresh.append(handle)
                 continue
-            handles[handle] = block
-            if not on_gpu:
-                self._copies[handle] = unit
-            if states.get(block, 0) & mine:
-                self._totals[block] = self._totals.get(block, 1) + unit
-            elif not on_gpu:
-                self._totals[block] = unit
-            add(block, bit)
-        return list(zip(event.block_hashes, blocks, strict=True)) if self.orphans.blocks else ()
+            if known is None:
+                self._states.entries -= 1  # the hole
+                self._odd |= gone != block
+            if fresh:
+                self.runs.add(parent, fresh)
+                fresh = []
+            parent = handle
+        if fresh:
+            self.runs.add(parent, fresh)
+        self._note_regularity()
+
+    def _note_regularity(self) -> None:
+        if self._odd or self._slower or self.runs.gone:
+            self._states.irregular |= self._confirmed
+        else:
+            self._states.irregular &= ~self._confirmed
+
+    def _drop_only_copy(self, handle: Handle, block: int) -> None:
+        """The one copy of a block, on the GPU, is gone."""
+        self._drop_handle(handle, block)
+        self._states.drop(block, self._confirmed)
+
+    def _drop_handle(self, handle: Handle, block: int) -> None:
+        states, runs = self._states, self.runs
+        del self._handles[handle]
+        states.entries -= 1
+        holes = len(runs.gone)
+        runs.remove(handle, block)
+        if holes or runs.gone:
+            states.entries += len(runs.gone) - holes
+            self._note_regularity()
 
     def _change(self, handle: Handle, block: int, unit: int) -> None:
         """One copy more or less of a known block."""
-        own = self._copies.get(handle, 1) + unit
+        before = self._copies.get(handle, 1)
+        own = before + unit
         if own > 1:
             self._copies[handle] = own
         else:
             self._copies.pop(handle, None)
-            if not own:
-                del self._handles[handle]
+        slower = (own >> _FIELD > 0) - (before >> _FIELD > 0)
+        if slower:
+            self._slower += slower
+            self._note_regularity()
+        if not own:
+            self._drop_handle(handle, block)
         total = self._totals.get(block, 1) + unit
         if total > 1:
             self._totals[block] = total

@@ -47,16 +47,24 @@ class Learned:
         """
         lease, completion = released.lease, released.completion
         request, chosen = lease.decision.request, lease.decision.chosen
+        self.learn_lengths(released)
+        if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
+            return
+        # Without a stream the first byte is the last token's.
+        if request.stream and completion.served_by in (None, chosen.worker.endpoint):
+            self._first_token(released)
+            self._further_tokens(released, load, prefill_beside_ms)
+
+    def learn_lengths(self, released: Released) -> None:
+        """Take in how long a finished request was, wherever it was served."""
+        lease, completion = released.lease, released.completion
+        request = lease.decision.request
         if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
             return
         if completion.cached_tokens is not None and request.prompt_tokens > 0:
             self.reuse.observe(request.pool, request.prompt_tokens, completion.cached_tokens)
         if completion.output_tokens is not None:
             self.outputs.observe(request, completion.output_tokens, released.released_at)
-        # Without a stream the first byte is the last token's.
-        if request.stream and completion.served_by in (None, chosen.worker.endpoint):
-            self._first_token(released)
-            self._further_tokens(released, load, prefill_beside_ms)
 
     def _first_token(self, released: Released) -> None:
         request, chosen = released.lease.decision.request, released.lease.decision.chosen

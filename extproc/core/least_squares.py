@@ -9,6 +9,7 @@ them, given as examples that weigh little.
 """
 
 from collections.abc import Sequence
+from operator import mul
 
 _FORGET = 0.99  # per sample: a memory of about a hundred
 _OUTLIER = 0.5
@@ -44,7 +45,8 @@ class OnlineFit:
 
     def predict(self, features: Sequence[float]) -> float:
         """The value the fit expects."""
-        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
+        expected: float = sum(map(mul, self.coefficients, features))
+        return expected
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """One sample; `value` must be positive."""
@@ -53,20 +55,21 @@ class OnlineFit:
             scale = expected = self.predict(features)
             if abs(value - expected) > _OUTLIER * max(value, expected):
                 weight, scale = _OUTLIER_WEIGHT, max(value, expected)
-        for row in self._matrix:
-            row[:] = [cell * _FORGET for cell in row]
-        self._vector = [cell * _FORGET for cell in self._vector]
-        self._add(features, value, weight, scale)
+        self._add(features, value, weight, scale, _FORGET)
         self._samples += 1
         self.coefficients = tuple(non_negative(self._matrix, self._vector))
 
-    def _add(self, features: Sequence[float], value: float, weight: float, size: float) -> None:
+    def _add(
+        self, features: Sequence[float], value: float, weight: float, size: float, keep: float = 1.0
+    ) -> None:
+        """Take in a sample; what there was before it is kept by so much."""
         scale = weight / max(size, _SMALLEST) ** 2
+        vector = self._vector
         for i, left in enumerate(features):
+            scaled = scale * left
             row = self._matrix[i]
-            for j, right in enumerate(features):
-                row[j] += scale * left * right
-            self._vector[i] += scale * left * value
+            row[:] = [cell * keep + scaled * right for cell, right in zip(row, features, strict=True)]
+            vector[i] = vector[i] * keep + scaled * value
 
 
 def non_negative(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[float]:
@@ -76,31 +79,42 @@ def non_negative(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> 
     """
     free = list(range(len(vector)))
     while free:
-        solution = _solve([[matrix[i][j] for j in free] for i in free], [vector[i] for i in free])
-        worst = min(range(len(free)), key=solution.__getitem__)
-        if solution[worst] >= 0.0:
+        solution = _solve([[*[matrix[i][j] for j in free], vector[i]] for i in free])
+        least = min(solution)
+        if least >= 0.0:
             out = [0.0] * len(vector)
             for index, value in zip(free, solution, strict=True):
                 out[index] = value
             return out
-        del free[worst]
+        del free[solution.index(least)]
     return [0.0] * len(vector)
 
 
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Gaussian elimination with a little ridge, scaled to the diagonal, so that it always has a solution."""
-    size = len(vector)
-    rows = [[*matrix[i], vector[i]] for i in range(size)]
+def _solve(rows: list[list[float]]) -> list[float]:
+    """Gaussian elimination with a little ridge, scaled to the diagonal, so that it always has a solution.
+
+    Each row is one of the matrix and its entry of the vector; they are used up.
+    """
+    size = len(rows)
+    for i, row in enumerate(rows):
+        row[i] = row[i] * (1.0 + _RIDGE) + 1e-300
     for i in range(size):
-        rows[i][i] = rows[i][i] * (1.0 + _RIDGE) + 1e-300
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
+        pivot, largest = i, abs(rows[i][i])
         for r in range(i + 1, size):
-            factor = rows[r][i] / rows[i][i]
-            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+            if abs(rows[r][i]) > largest:
+                pivot, largest = r, abs(rows[r][i])
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        above = rows[i]
+        columns = range(i + 1, size + 1)  # what is left of them is not read again
+        for row in rows[i + 1 :]:
+            factor = row[i] / above[i]
+            for j in columns:
+                row[j] -= factor * above[j]
     out = [0.0] * size
-    for i in reversed(range(size)):
-        rest = sum(rows[i][j] * out[j] for j in range(i + 1, size))
-        out[i] = (rows[i][size] - rest) / rows[i][i]
+    for i in range(size - 1, -1, -1):
+        row = rows[i]
+        rest = 0.0
+        for j in range(i + 1, size):
+            rest += row[j] * out[j]
+        out[i] = (row[size] - rest) / row[i]
     return out

@@ -22,7 +22,8 @@ open leases; everything a decision reads is derived from it:
 Loads are sums that are kept, not computed: reading one costs the same however many leases there are.
 
 A lease is fenced by its worker's generation: when a worker leaves, its leases are dropped; if it comes
-back it starts at zero and releases of the old leases find nothing. A lease whose request turns out to be
+back it starts at zero and releases of the old leases find nothing here (see
+`extproc.core.departed`). A lease whose request turns out to be
 served by another worker is moved there, with all it costs.
 
     state \ event   first_token   progress       moved       release / worker gone
@@ -35,6 +36,7 @@ Times are monotonic seconds; durations milliseconds; sizes tokens.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from extproc.core.decode_clock import DecodeClock, Run
 from extproc.core.types import Candidate, Decision, WorkerId
@@ -83,8 +85,7 @@ class Lease:
         return max(0.0, self.prefill_end - max(now, self.prefill_start))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(NamedTuple):
     """What we have put on one worker, seen at one moment.
 
     `context_tokens` counts shared prefixes as often as they are read; `private_tokens` is the part of it that
@@ -158,24 +159,17 @@ class LoadLedger:
         if book is None:
             return IDLE
         self._advance(book, now)
-        queued_tokens = float(book.uncovered_tokens)
-        # Intervals follow each other, so only the first can have begun.
-        first = next(iter(book.prefilling.values()), None)
-        begins = now if first is None else max(now, first.prefill_start)
-        queued_s = max(0.0, book.prefill_free_at - begins)
-        if first is not None and first.prefill_end > first.prefill_start:
-            left = first.unfinished_prefill_s(now) / (first.prefill_end - first.prefill_start)
-            queued_tokens -= first.uncovered_tokens * (1.0 - left)
-        generated = round(book.clock.tokens(now))
-        return WorkerLoad(
-            active=len(book.leases),
-            sequences=book.sequences,
-            context_tokens=book.prompt_tokens + generated,
-            queued_prefill_ms=queued_s * 1000.0,
-            queued_prefill_tokens=max(0.0, queued_tokens),
-            private_tokens=book.private_prompt_tokens + generated,
-            prefilling=book.prefilling_sequences,
-        )
+        return _load(book, book.clock.tokens(now), now)
+
+    def ahead(self, worker: WorkerId, length: float, now: float) -> tuple[WorkerLoad, float, float]:
+        """`load`, `steps_beside` and `context_beside` in one look."""
+        book = self._books.get(worker)
+        if book is None:
+            return IDLE, 0.0, 0.0
+        if book.prefilling:
+            self._advance(book, now)
+        generated, beside, context_beside = book.clock.ahead(length, now)
+        return _load(book, generated, now), beside, context_beside
 
     def steps_beside(self, worker: WorkerId, length: float, now: float) -> float:
         """Decode steps that a sequence of `length` tokens would share with ours there, summed over them.
@@ -409,3 +403,37 @@ def _step_wait_s(candidate: Candidate) -> float:
         return 0.0
     worker = candidate.priced.worker
     return worker.ttft.wait_ms(worker.decoding) / 1000.0
+
+
+def _load(book: _Book, generated_tokens: float, now: float) -> WorkerLoad:
+    """What is on the worker of a book that has been brought to `now`."""
+    queued_ms = queued_tokens = 0.0
+    # Intervals follow each other, so only the first can have begun.
+    for first in book.prefilling.values():
+        begins, ends = first.prefill_start, first.prefill_end
+        queued_tokens = float(book.uncovered_tokens)
+        if now > begins:
+            if ends > begins:
+                left = first.unfinished_prefill_s(now) / (ends - begins)
+                queued_tokens -= first.uncovered_tokens * (1.0 - left)
+            begins = now
+        queued_tokens = max(queued_tokens, 0.0)
+        queued_ms = (book.prefill_free_at - begins) * 1000.0
+        break
+    else:
+        queued_ms = (book.prefill_free_at - now) * 1000.0
+    generated = round(generated_tokens)
+    # The tuple's own constructor, here and wherever one is made for every candidate: the other takes twice
+    # as long.
+    return tuple.__new__(
+        WorkerLoad,
+        (
+            len(book.leases),
+            book.sequences,
+            book.prompt_tokens + generated,
+            max(0.0, queued_ms),
+            queued_tokens,
+            book.private_prompt_tokens + generated,
+            book.prefilling_sequences,
+        ),
+    )

@@ -23,8 +23,9 @@ recently used makes room, the deeper before the shallower; one that was not used
 Breadth may count a continuation again whose node had been dropped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from extproc.core.prefix_nodes import NOWHERE, PrefixNodes
 
@@ -50,7 +51,7 @@ _MAX_GROUPS = 1024
 
 
 class PrefixClasses:
-    """Learns from every prompt it is shown. `max_nodes` sets its memory, taken at once: 4 MiB by default.
+    """Learns from every prompt it is shown. `max_nodes` sets its memory, some 20 MiB at most by default.
 
     That is the last 2,000 prompts or so that have nothing in common, of some 8,000 tokens each in blocks of
     16; prompts that have much in common share their nodes.
@@ -59,60 +60,46 @@ class PrefixClasses:
     def __init__(self, max_nodes: int = 65_536) -> None:
         self._nodes = PrefixNodes(max_nodes)
         self._prompts: dict[tuple[str, ...], int] = {}
+        self._passing: tuple[Sequence[int], float, int] | None = None  # what `settle` puts down
 
     def __len__(self) -> int:
+        self.settle()
         return len(self._nodes)
 
     def observe(self, group: tuple[str, ...], chain: Sequence[int], now: float) -> PrefixClass:
-        """The class of a prompt as those before it tell; it then counts among them itself.
+        """The class of a prompt as those before it tell; for those that come next it counts among them.
+
+        It is put down by the next `settle`, or by the next prompt: nobody waits for that.
 
         Args:
             group: pool, model and its revision; shares are of the prompts in one group.
             chain: hashes of its full blocks, in order.
             now: seconds, monotonic.
         """
-        marks = list(_marks(len(chain)))
+        self.settle()
+        marks = _marks(len(chain))
         seen = self._prompts.pop(group, 0)
         if len(self._prompts) >= _MAX_GROUPS:
             del self._prompts[next(iter(self._prompts))]
         self._prompts[group] = seen + 1
-        known = self._known(chain, marks, now)
+        keys = [chain[mark] for mark in marks]
+        known = self._nodes.known(keys, now)
         end = self._earlier_end(chain, marks[len(known) - 1], now) if known else NOWHERE
         found = self._judge(known, end, marks, seen, now)
         if end != NOWHERE:
             self._nodes.continued[end] += 1
-        self._learn(chain, marks, seen, now)
+        self._passing = (keys, now, seen)
         return found
 
-    def _known(self, chain: Sequence[int], marks: Sequence[int], now: float) -> list[int]:
-        """Nodes of earlier prompts on the way of this one."""
-        known: list[int] = []
-        for mark in marks:
-            node = self._nodes.find(chain[mark], now)
-            if node == NOWHERE:
-                break
-            known.append(node)
-        return known
+    def settle(self) -> None:
+        """Put down the latest prompt. Changes no answer."""
+        if self._passing is not None:
+            self._nodes.pass_through(*self._passing)
+            self._passing = None
 
     def _earlier_end(self, chain: Sequence[int], start: int, now: float) -> int:
         """The last place, at `start` or deeper, from which the prompt goes on where an earlier one ended."""
-        for position in range(len(chain) - 2, start - 1, -1):
-            node = self._nodes.find_end(chain[position], now)
-            if node != NOWHERE:
-                return node
-        return NOWHERE
-
-    def _learn(self, chain: Sequence[int], marks: Sequence[int], seen: int, now: float) -> None:
-        nodes = self._nodes
-        parted = False  # this prompt goes on from here in a way that none did before
-        # From the deepest up, so that the shallower are the more recently used.
-        for mark in reversed(marks):
-            node = nodes.put(chain[mark], now, seen)
-            if parted:
-                nodes.breadth[node] += 1
-            parted = nodes.uses[node] == 1
-            if mark == marks[-1]:
-                nodes.end(node)
+        return self._nodes.last_end(chain[start : len(chain) - 1], now)
 
     def _judge(
         self, known: Sequence[int], end: int, marks: Sequence[int], seen: int, now: float
@@ -133,13 +120,16 @@ class PrefixClasses:
         return self._nodes.breadth[node] >= _TEMPLATE_BREADTH and share >= _TEMPLATE_SHARE
 
 
-def _marks(blocks: int) -> Iterator[int]:
+@lru_cache(maxsize=4096)
+def _marks(blocks: int) -> tuple[int, ...]:
     """Positions of the marks in a chain of so many blocks, in order; the last block is always one."""
+    marks: list[int] = []
     count, step = 1, 1
     while count < blocks:
-        yield count - 1
+        marks.append(count - 1)
         if count >= _FINE * step:
             step *= 2
         count += step
     if blocks:
-        yield blocks - 1
+        marks.append(blocks - 1)
+    return tuple(marks)

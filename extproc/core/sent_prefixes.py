@@ -58,19 +58,20 @@ class SentPrefixes:
 
     def move(self, lease: Lease, there: WorkerId, reserved: Iterable[tuple[int, ...]]) -> None:
         """Another worker serves an open request, and will hold `reserved`. Its lease is still the old one."""
-        self._unreserve(lease)
+        self._unreserve(lease, lease.admitted_at)
+        self.assumed.done(lease.worker, lease.id)
         self._reserve(there, reserved)
 
     def end(self, released: Released) -> None:
         """A request is over: give its blocks back, or let them linger."""
         if not self._lingers(released):
-            self._unreserve(released.lease)
+            self._unreserve(released.lease, released.released_at)
 
     def remember(self, released: Released) -> None:
         """Assume that a worker without KV events holds what it has just served."""
         lease, completion = released.lease, released.completion
         worker, now = lease.worker, released.released_at
-        self.assumed.done(worker, lease.id, now)
+        self.assumed.done(worker, lease.id)
         state = self._table.get(worker)
         if completion.outcome is not Outcome.FINISHED or not lease.reserved or state is None:
             return
@@ -82,7 +83,8 @@ class SentPrefixes:
         if block_size is None:
             return
         if completion.cached_tokens is not None and lease.sequences == 1:
-            self.assumed.forget(worker, lease.reserved[0][completion.cached_tokens // block_size :])
+            held = completion.cached_tokens // block_size
+            self.assumed.forget(worker, lease.reserved[0], held, lease.admitted_at)
         # The last token that was generated is in no block yet.
         tokens = lease.decision.request.prompt_tokens + (completion.output_tokens or 1) - 1
         answer = max(0, tokens // block_size - sum(map(len, lease.reserved)))
@@ -97,7 +99,7 @@ class SentPrefixes:
     def stop_lingering(self, worker: WorkerId) -> None:
         """Its next KV events are here, and applied: what they do not tell of it does not hold."""
         for _, lease in self._lingering.pop(worker, ()):
-            self._unreserve(lease)
+            self._unreserve(lease, lease.admitted_at)
 
     def remove(self, worker: WorkerId) -> None:
         """The worker has left the index, and its reservations with it."""
@@ -114,7 +116,7 @@ class SentPrefixes:
         """Give back what has lingered, or was assumed, for too long."""
         for worker, leases in list(self._lingering.items()):
             for _, lease in (pair for pair in leases if pair[0] <= now):
-                self._unreserve(lease)
+                self._unreserve(lease, now)
             left = [pair for pair in leases if pair[0] > now]
             if left:
                 self._lingering[worker] = left
@@ -126,9 +128,9 @@ class SentPrefixes:
         for hashes in chains:
             self._index.reserve(worker, hashes)
 
-    def _unreserve(self, lease: Lease) -> None:
+    def _unreserve(self, lease: Lease, used_at: float) -> None:
         for hashes in lease.reserved:
-            self._index.unreserve(lease.worker, hashes)
+            self._index.unreserve(lease.worker, hashes, used_at)
 
     def _lingers(self, released: Released) -> bool:
         """Keep what a finished request has stored, until the events that tell of it are here."""
@@ -154,10 +156,9 @@ class SentPrefixes:
             return
         # While it decodes it holds half of its answer, on average.
         answer = 0.0 if decision.output is None else decision.output.expected / 2
-        tokens = decision.request.prompt_tokens + answer
-        self.assumed.admit(
-            state.id, decision.lease_id, reserved[0], math.ceil(tokens / size), _usable_blocks(state)
-        )
+        blocks = math.ceil((decision.request.prompt_tokens + answer) / size)
+        further = max(0, blocks - len(reserved[0]))
+        self.assumed.admit(state.id, decision.lease_id, further, _usable_blocks(state))
 
 
 def _usable_blocks(state: WorkerState) -> int | None:

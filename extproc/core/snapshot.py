@@ -104,7 +104,10 @@ class RouterSnapshot:
         policy: the one that decides.
         workers: in the order they joined.
         pools: those that are configured, and any other that has workers.
-        distinct_blocks: KV blocks that any worker holds or is about to, each counted once.
+        distinct_blocks: KV blocks that events say any worker holds, each counted once.
+        index_entries: blocks that are kept, each counted for every worker that holds it.
+        index_limit: the most of them; 0: no limit.
+        index_given_up: blocks so far that were forgotten because of it.
         open_requests: routed and not known to have ended.
     """
 
@@ -113,6 +116,9 @@ class RouterSnapshot:
     pools: tuple[PoolSnapshot, ...]
     distinct_blocks: int
     open_requests: int
+    index_entries: int = 0
+    index_limit: int = 0
+    index_given_up: int = 0
 
 
 def snapshot(router: Router, now: float) -> RouterSnapshot:
@@ -125,6 +131,9 @@ def snapshot(router: Router, now: float) -> RouterSnapshot:
         pools=tuple(_pool(router, name) for name in names),
         distinct_blocks=router.index.distinct_blocks,
         open_requests=len(router.ledger),
+        index_entries=router.index.entries,
+        index_limit=router.index.max_blocks,
+        index_given_up=router.index.given_up,
     )
 
 

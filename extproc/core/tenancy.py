@@ -33,6 +33,9 @@ class TenantPolicy:
         weight: its share of the workers for cold requests beside other tenants that have some; None: it does
             not take part. See `extproc.core.tenant_shares`, also for the next.
         cold_quota: share (0 to 1) of a pool's workers that its cold requests may be on; None: all.
+        priority: the highest it may ask for where requests are held, and what it has when it asks for none;
+            None: whatever it asks for, else 0. There its weight, else 1, is its share of what goes (see
+            `extproc.core.admission_queue`).
     """
 
     pools: frozenset[str] | None = None
@@ -40,6 +43,7 @@ class TenantPolicy:
     isolation: Isolation = Isolation.SHARED
     weight: float | None = None
     cold_quota: float | None = None
+    priority: int | None = None
 
     def permits_pool(self, pool: str) -> bool:
         """Whether it may use a pool."""

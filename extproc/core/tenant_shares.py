@@ -15,10 +15,21 @@ nothing is refused, and a retry still has somewhere to go.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from extproc.core.tenancy import TenantBook
 from extproc.core.types import Candidate, Decision, Reason, RoutingRequest, WorkerId
+
+
+class LeftOut(NamedTuple):
+    """Workers that might serve a request and are no candidates: how many, and how many its tenant is on."""
+
+    workers: int
+    used: int
+
+
+NOBODY = LeftOut(0, 0)
 
 
 class TenantShares:
@@ -32,17 +43,28 @@ class TenantShares:
     def __len__(self) -> int:
         return len(self._open)
 
+    def used(self, request: RoutingRequest) -> Collection[WorkerId]:
+        """Workers that open cold requests of its tenant are on, where that has a limit."""
+        return self._counts.get((request.pool, request.tenant), {}).keys()
+
     def bounded(
-        self, request: RoutingRequest, ordered: Sequence[Candidate], reason: Reason
+        self,
+        request: RoutingRequest,
+        ordered: Sequence[Candidate],
+        reason: Reason,
+        left_out: LeftOut = NOBODY,
     ) -> tuple[list[Candidate], Reason]:
-        """`ordered`, the best first, with workers its tenant may not spread to behind; why the first is."""
+        """`ordered`, the best first, with workers its tenant may not spread to behind; why the first is.
+
+        `left_out` tells of workers that might serve the request and are no candidates.
+        """
         order = list(ordered)
-        limit = self.limit(request.pool, request.tenant, len(order))
+        limit = self.limit(request.pool, request.tenant, len(order) + left_out.workers)
         if limit is None or order[0].shares.warm is not False:
             return order, reason
         used = self._counts.get((request.pool, request.tenant), {})
         mine = [candidate for candidate in order if candidate.worker in used]
-        if len(mine) < limit or order[0].worker in used:
+        if len(mine) + left_out.used < limit or not mine or order[0].worker in used:
             return order, reason
         return mine + [candidate for candidate in order if candidate.worker not in used], Reason.TENANT_LIMIT
 

@@ -12,13 +12,15 @@ Two faults cannot be left to averages, and end in a verdict to doubt what events
 (see `extproc.core.doubts`):
 
 * **Silence**: a request computed at least one whole block there, and not one event came in the meantime;
-  `SILENT` times in a row. The stream has died without a sound.
+  `SILENT` times in a row, and for `SILENT_S`, since after a stall the ends of requests may be heard of before
+  the events that wait beside them. The stream has died without a sound.
 * **Disproved**: events are known to be missing, and `DISPROVED` of the last `RECENT` audits found less than
   was predicted.
 
 Other workers are not touched by either.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +34,7 @@ WINDOW = 32
 MEMORY_S = 600.0
 ENOUGH = 4
 SILENT = 3
+SILENT_S = 0.5
 RECENT = 4
 DISPROVED = 2
 _MAX_PAIRS = 4096
@@ -62,20 +65,67 @@ class Belief(NamedTuple):
 @dataclass(slots=True)
 class _Audits:
     audits: "deque[Audit]" = field(default_factory=lambda: deque(maxlen=WINDOW))
+    # Confidence, until the oldest of the audits it is of is too old; not known: until before any time.
+    known: float | None = None
+    until: float = -math.inf
+
+    def add(self, audit: Audit) -> None:
+        self.audits.append(audit)
+        self.until = -math.inf
+
+    def clear(self) -> None:
+        self.audits.clear()
+        self.until = -math.inf
 
     def recent(self, now: float) -> list[Audit]:
         return [audit for audit in self.audits if now - audit.at <= MEMORY_S]
 
     def confidence(self, now: float) -> float | None:
         """None: not enough is known."""
-        audits = [audit for audit in self.recent(now) if audit.predicted > 0]
-        return None if len(audits) < ENOUGH else believable(audits)
+        if now >= self.until:
+            recent = self.recent(now)
+            audits = [audit for audit in recent if audit.predicted > 0]
+            self.known = None if len(audits) < ENOUGH else believable(audits)
+            self.until = min((audit.at for audit in recent), default=math.inf) + MEMORY_S
+        return self.known
+
+
+@dataclass(slots=True)
+class _Elsewhere:
+    """Confidence in one namespace on the workers where it is known, and as of when; the highest is kept."""
+
+    known: dict[WorkerId, tuple[float, float]] = field(default_factory=dict)
+    highest: float = 1.0
+    until: float = -math.inf
+    of: WorkerId | None = None
+
+    def note(self, worker: WorkerId, confidence: float, at: float) -> None:
+        self.known[worker] = (confidence, at)
+        if self.of is None or worker == self.of or confidence > self.highest:
+            self.until = -math.inf
+
+    def drop(self, worker: WorkerId) -> None:
+        self.known.pop(worker, None)
+        if worker == self.of:
+            self.until = -math.inf
+
+    def best(self, now: float) -> float:
+        """1 where it is known nowhere."""
+        if now >= self.until:
+            recent = [
+                (value, at, worker) for worker, (value, at) in self.known.items() if now - at <= MEMORY_S
+            ]
+            best = max(recent, default=None, key=lambda one: one[:2])
+            self.highest, at, self.of = (1.0, math.inf, None) if best is None else best
+            self.until = at + MEMORY_S
+        return self.highest
 
 
 @dataclass(slots=True)
 class _Record(_Audits):
     last_event_at: float | None = None
     silent: int = 0
+    silent_since: float = 0.0
     is_silent: bool = False
 
 
@@ -85,8 +135,7 @@ class TrustBook:
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Record] = {}
         self._pairs: dict[tuple[WorkerId, Namespace], _Audits] = {}
-        # Confidence where it is known, and as of when.
-        self._namespaces: dict[Namespace, dict[WorkerId, tuple[float, float]]] = {}
+        self._namespaces: dict[Namespace, _Elsewhere] = {}
 
     def on_events(self, worker: WorkerId, now: float) -> None:
         """KV events of `worker` have arrived."""
@@ -94,6 +143,12 @@ class TrustBook:
         record.last_event_at = now
         record.silent = 0
         record.is_silent = False
+
+    def on_heard(self, worker: WorkerId, now: float) -> None:
+        """KV events of `worker` have arrived that have to wait: its stream has not died."""
+        record = self._workers.setdefault(worker, _Record())
+        record.last_event_at = now
+        record.silent = 0
 
     def audit(
         self,
@@ -114,13 +169,15 @@ class TrustBook:
             complete: whether every event of `worker` is known to have been seen.
         """
         record = self._workers.setdefault(worker, _Record())
-        record.audits.append(audit)
+        record.add(audit)
         self._note_pair(worker, audit)
         if record.last_event_at is None or record.is_silent:
             return Verdict.FINE  # it publishes nothing: nothing to lose faith in
         if computed_blocks > 0:
+            if record.silent == 0:
+                record.silent_since = audit.at
             record.silent = record.silent + 1 if record.last_event_at < admitted_at else 0
-            if record.silent >= SILENT:
+            if record.silent >= SILENT and audit.at - record.silent_since >= SILENT_S:
                 record.is_silent = True
                 return Verdict.SILENT
         if not complete:
@@ -138,8 +195,8 @@ class TrustBook:
             return own
         record = self._workers.get(worker)
         overall = None if record is None else record.confidence(now)
-        elsewhere = self._namespaces.get(namespace, {}).values()
-        best = max((value for value, at in elsewhere if now - at <= MEMORY_S), default=1.0)
+        elsewhere = self._namespaces.get(namespace)
+        best = 1.0 if elsewhere is None else elsewhere.best(now)
         return best if overall is None else min(overall, best)
 
     def is_silent(self, worker: WorkerId) -> bool:
@@ -186,7 +243,7 @@ class TrustBook:
         """What it has been audited by no longer says anything about what is claimed now."""
         record = self._workers.get(worker)
         if record is not None:
-            record.audits.clear()
+            record.clear()
         for pair in [pair for pair in self._pairs if pair[0] == worker]:
             self._drop_pair(pair)
 
@@ -197,16 +254,16 @@ class TrustBook:
             if len(self._pairs) >= _MAX_PAIRS:
                 self._drop_pair(next(iter(self._pairs)))
             known = self._pairs[pair] = _Audits()
-        known.audits.append(audit)
+        known.add(audit)
         confidence = known.confidence(audit.at)
         if confidence is not None:
-            self._namespaces.setdefault(audit.namespace, {})[worker] = (confidence, audit.at)
+            self._namespaces.setdefault(audit.namespace, _Elsewhere()).note(worker, confidence, audit.at)
 
     def _drop_pair(self, pair: tuple[WorkerId, Namespace]) -> None:
         del self._pairs[pair]
         worker, namespace = pair
         known = self._namespaces.get(namespace)
         if known is not None:
-            known.pop(worker, None)
-            if not known:
+            known.drop(worker)
+            if not known.known:
                 del self._namespaces[namespace]

@@ -40,11 +40,13 @@ class TtftCoefficients:
 
     def wait_ms(self, sequences: float) -> float:
         """What a request waits for whatever its length."""
-        return self.overhead_ms + self.busy_ms * min(sequences, 1.0) + self.per_sequence_ms * sequences
+        busy = min(1.0, sequences)
+        return self.overhead_ms + self.busy_ms * busy + self.per_sequence_ms * sequences
 
     def prefill_ms(self, uncovered: float, cached: float) -> float:
         """Computing `uncovered` tokens behind `cached` ones."""
-        return self.per_token_ms * uncovered + self.per_mpair_ms * pairs(uncovered, cached)
+        linear_ms = self.per_token_ms * uncovered
+        return linear_ms + self.per_mpair_ms * pairs(uncovered, cached) if self.per_mpair_ms else linear_ms
 
     def scaled(self, factor: float) -> "TtftCoefficients":
         """The same shape, slower by `factor`."""

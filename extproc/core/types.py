@@ -1,5 +1,8 @@
 """Values that cross layers. Immutable unless a docstring says otherwise.
 
+Those that are made for every candidate are not frozen, though nobody changes them: making a frozen one takes
+seven times as long.
+
 Units are in the names or the docstrings: tokens, blocks, milliseconds (`_ms`), seconds (`now`, `age_s`).
 `None` always means "not known"; it never means zero.
 """
@@ -125,6 +128,13 @@ class Rendition(NamedTuple):
 # --- requests, candidates, decisions ------------------------------------------------------------------
 
 
+class Admitted(NamedTuple):
+    """How a request came to be scheduled where requests may be held: after how long, with which priority."""
+
+    held_ms: float
+    priority: int
+
+
 class Normalization(NamedTuple):
     """What normalization did to the body of a request.
 
@@ -157,6 +167,8 @@ class RoutingRequest:
     `alias`: the model name the client used, where that was one. `template_version`: names the chat template.
     `mode`: how far the decision is acted on, and `traffic_class`, the class that says so; empty: none.
     `renditions`: by model revision, where one among the pool's workers differs in more than its weights.
+    `priority`: what its body asks for, the higher the sooner; None: nothing. `admission`: None: it could not
+    have been held.
     """
 
     request_id: str
@@ -183,6 +195,8 @@ class RoutingRequest:
     tenant: str = ""
     prompt_class: str = ""
     normalization: Normalization | None = None
+    priority: int | None = None
+    admission: Admitted | None = None
 
     @property
     def keyed_prompts(self) -> int:
@@ -192,7 +206,7 @@ class RoutingRequest:
         return max(map(len, self.chains.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see the module
 class CostBreakdown:
     """Predicted cost of one request on one worker, in milliseconds, by cause."""
 
@@ -255,7 +269,7 @@ class Priced(NamedTuple):
     worker: "WorkerFacts"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see the module
 class Candidate:
     """One worker as it looked when the decision was made."""
 
@@ -311,7 +325,7 @@ class ShadowChoice:
     inputs: PolicyInputs = NO_INPUTS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see the module
 class Decision:
     """The answer, with everything needed to explain it and to make it again.
 

@@ -5,7 +5,8 @@ proxy could not connect to it since the last good scrape. One failed scrape prov
 leaves and comes back gets a new generation, so nothing that belonged to the old one touches the new.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,6 +105,8 @@ class WorkerTable:
     _workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     _by_endpoint: dict[str, list[WorkerState]] = field(default_factory=dict)
     _generation: int = 0
+    # Ready workers by pool, until when, and as long as nothing is heard that changes it.
+    _ready: dict[str, tuple[float, list[WorkerState]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -122,6 +125,7 @@ class WorkerTable:
 
     def update(self, members: Iterable[Member], now: float) -> MembershipChange:
         """Make `members` the whole membership. Workers that stay keep their state."""
+        self._ready.clear()
         wanted: dict[WorkerId, Member] = {}
         for member in members:
             for worker in member.workers():
@@ -146,6 +150,8 @@ class WorkerTable:
     def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> None:
         """A scrape of `endpoint` succeeded."""
         for state in self._by_endpoint.get(endpoint, ()):
+            if state.scrape_failures >= self.failure_limit or state.unreachable_since is not None:
+                self._ready.clear()
             state.scrape_failures = 0
             state.unreachable_since = None
             metrics = by_rank.get(state.id.dp_rank)
@@ -170,10 +176,14 @@ class WorkerTable:
         states = self.at(endpoint)
         for state in states:
             state.scrape_failures += 1
-        return any(state.scrape_failures == self.failure_limit for state in states)
+        left = any(state.scrape_failures == self.failure_limit for state in states)
+        if left:
+            self._ready.clear()
+        return left
 
     def on_connect_failure(self, endpoint: str, now: float) -> None:
         """The proxy could not reach `endpoint`: keep away until a scrape succeeds."""
+        self._ready.clear()
         for state in self._by_endpoint.get(endpoint, ()):
             state.unreachable_since = now
 
@@ -184,15 +194,27 @@ class WorkerTable:
         since = state.unreachable_since
         return since is None or now - since >= self.unreachable_s
 
-    def ready(self, pool: str, subset: frozenset[str] | None, now: float) -> list[WorkerState]:
-        """Ready workers of `pool`, restricted to the endpoints in `subset` unless it is None."""
-        return [
-            state
-            for state in self._workers.values()
-            if state.member.pool == pool
-            and (subset is None or state.id.endpoint in subset)
-            and self.is_ready(state, now)
-        ]
+    def ready(self, pool: str, subset: frozenset[str] | None, now: float) -> Sequence[WorkerState]:
+        """Ready workers of `pool`, restricted to the endpoints in `subset` unless it is None.
+
+        Without a subset it is the same object as long as these are the same workers in the same state.
+        """
+        until, found = self._ready.get(pool, (-math.inf, []))
+        if now >= until:
+            until, found = self._ready[pool] = self._look(pool, now)
+        if subset is None:
+            return found
+        return [state for state in found if state.id.endpoint in subset]
+
+    def _look(self, pool: str, now: float) -> tuple[float, list[WorkerState]]:
+        """Who of a pool is ready, and until when that holds if nothing is heard."""
+        members = [state for state in self._workers.values() if state.member.pool == pool]
+        back = (
+            state.unreachable_since + self.unreachable_s
+            for state in members
+            if state.unreachable_since is not None and now - state.unreachable_since < self.unreachable_s
+        )
+        return min(back, default=math.inf), [state for state in members if self.is_ready(state, now)]
 
     def why_none_is_ready(self, pool: str, subset: frozenset[str] | None) -> str:
         """What to tell whoever finds `ready` empty."""

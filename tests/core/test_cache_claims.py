@@ -78,6 +78,15 @@ def test_a_restart_is_a_gap_only_in_events_that_there_are(publishes):
     assert ("restarted" in state.kv_cause) == publishes
 
 
+def test_a_restart_of_an_engine_of_which_nothing_was_claimed_explains_nothing():
+    claims, state = claims_of()
+    claims.on_events(state.id, [stored(PROMPT)], 1.0)
+    claims.on_reset(state.id)
+    claims.on_trust(state.id, "no message seen yet", trusted=False)
+    claims.on_restart(state)
+    assert (state.kv_trusted, state.kv_cause) == (False, "no message seen yet")
+
+
 def test_the_same_bad_news_again_changes_nothing_and_other_news_does():
     claims, state = claims_of()
     claims.on_events(state.id, [stored(PROMPT)], 1.0)
@@ -140,6 +149,37 @@ def test_a_worker_whose_events_stop_is_doubted_and_others_are_not_touched():
     verified = router.schedule(request(PROMPT, subset=only), 6.0)
     router.release(verified.lease_id, Completion(Outcome.FINISHED, cached_tokens=full), 6.5)
     assert router.schedule(request(PROMPT, subset=only), 7.0).chosen.cached_tokens == full
+
+
+def test_a_worker_whose_events_wait_for_an_answer_has_not_fallen_silent():
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.5)
+    router.on_kv_trust(worker(0), "messages 5 to 9 are missing", trusted=False)
+    for n in range(6):  # computes blocks; what it tells of them is held back
+        decision = router.schedule(request(range(n * 9000, n * 9000 + 300)), 1.0 + n)
+        router.on_kv_heard(worker(0), 1.2 + n)
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
+    state = router.table.get(worker(0))
+    assert (state.kv_silent, state.kv_cause) == (False, "messages 5 to 9 are missing")
+    for n in range(3):  # now it has
+        decision = router.schedule(request(range(n * 7000, n * 7000 + 300)), 11.0 + n)
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 11.5 + n)
+    assert state.kv_silent
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_events_that_were_late_are_believed_again_if_none_is_missing(complete):
+    router = make_router(1)
+    router.on_kv_events(worker(0), [stored(PROMPT)], 0.5)
+    router.on_kv_trust(worker(0), "as told", trusted=complete)
+    for n in range(3):
+        decision = router.schedule(request(range(n * 9000, n * 9000 + 300)), 1.0 + n)
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, cached_tokens=0), 1.5 + n)
+    state = router.table.get(worker(0))
+    assert (state.kv_silent, state.kv_trusted) == (True, False)
+    router.on_kv_events(worker(0), [stored(range(9000, 9300), first_handle=700)], 5.0)
+    assert (state.kv_silent, state.kv_trusted, state.kv_cause == "as told") == (False, complete, complete)
+    assert (router.schedule(request(PROMPT), 6.0).chosen.doubtful_tokens == 0) == complete
 
 
 def lose_events(router, n=0):
@@ -245,3 +285,29 @@ def test_a_hit_that_keeps_failing_is_priced_lower_but_still_reported():
     assert after.cached_tokens == before.cached_tokens
     assert after.confidence == 0.0
     assert after.cost.prefill_ms > before.cost.prefill_ms
+
+
+def test_what_is_said_after_a_restart_counts_though_the_connection_was_lost_before():
+    claims, state = claims_of()
+    claims.on_events(state.id, [stored(PROMPT)], 1.0)
+    claims.on_suspended(state.id, suspended=True)
+    claims.on_restart(state)
+    assert not state.kv_suspended  # whoever suspended it may never be heard again
+
+
+def test_a_copy_too_many_is_gone_once_a_request_has_missed_it():
+    """Each request that misses the block computes it, so the next one finds it: never two fail in a row."""
+    router, told = make_router(1), stored(PROMPT)
+    router.on_kv_events(worker(0), (told, told), 1.0)  # one removal in between was never told
+    gone = BlockRemoved(told.block_hashes[::-1])
+    claimed = []
+    for now in (2.0, 4.0, 6.0, 8.0):
+        router.on_kv_events(worker(0), (gone,), now)
+        asked = router.schedule(request(PROMPT), now)
+        claimed.append(asked.chosen.cached_tokens > 0)
+        router.on_kv_events(worker(0), (told,), now + 0.1)
+        for found in (0, asked.chosen.block_size * len(told.block_hashes)):
+            router.release(asked.lease_id, Completion(Outcome.FINISHED, cached_tokens=found), now + 0.2)
+            asked = router.schedule(request(PROMPT), now + 0.3)
+        router.release(asked.lease_id, Completion(Outcome.CANCELLED), now + 0.4)
+    assert claimed == [True, True, False, False]

@@ -138,3 +138,12 @@ def test_chains_of_another_block_size_say_nothing():
     fleet.builder.index.apply(worker(1), BlockStored((7, 8), None, (), BLOCK, chained=True))
     found, _ = fleet.build(request(prompt_tokens=3 * BLOCK, chains={2 * BLOCK: ((7, 8),)}))
     assert found[worker(1)].cached_tokens == 0
+
+
+def test_the_price_knows_how_busy_each_worker_has_been():
+    fleet = Fleet()
+    for n in range(20):
+        fleet.builder.shares.book(decision(f"lease-{n}", 0, prefill_ms=100.0), n * 0.2)
+    candidates, _ = fleet.build(request(PROMPT), 4.0)
+    assert candidates[worker(0)].priced.worker.utilization == pytest.approx(0.5, rel=0.2)
+    assert candidates[worker(1)].priced.worker.utilization == 0.0

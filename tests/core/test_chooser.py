@@ -32,19 +32,23 @@ def chooser_of(policy=LeastLoad, *, others=(), shadow=(), **fields):
     )
 
 
+def choose(chooser, ask, candidates):
+    return chooser.choose(ask, candidates, chooser.draw())
+
+
 EQUAL = [candidate(n) for n in range(4)]
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_every_candidate_is_ordered_once(policy):
-    choice = chooser_of(policy).choose(request(PROMPT), EQUAL)
+    choice = choose(chooser_of(policy), request(PROMPT), EQUAL)
     assert sorted(c.worker for c in choice.ordered) == [c.worker for c in EQUAL]
     assert choice.policy == policy.name
 
 
 def test_ties_are_broken_by_chance_that_can_be_had_again():
     chooser = chooser_of()
-    choices = [chooser.choose(request(), EQUAL) for _ in range(40)]
+    choices = [choose(chooser, request(), EQUAL) for _ in range(40)]
     assert {choice.ordered[0].worker for choice in choices} == {worker(n) for n in range(4)}
     for choice in choices:
         again, reason = LeastLoad(COSTS).order(request(), EQUAL, Random(choice.tie_seed))
@@ -59,8 +63,8 @@ def test_the_last_word_changes_what_is_acted_on_and_not_what_shadows_say():
         return ordered[::-1]
 
     steered = chooser_of(shadow=(LeastLoad,), last_word=backwards)
-    plain = chooser_of(shadow=(LeastLoad,)).choose(request(), EQUAL)
-    choice = steered.choose(request(), EQUAL)
+    plain = choose(chooser_of(shadow=(LeastLoad,)), request(), EQUAL)
+    choice = choose(steered, request(), EQUAL)
     assert heard == [(plain.ordered, plain.reason)]
     assert choice.ordered == plain.ordered[::-1]
     assert choice.shadow == plain.shadow
@@ -72,18 +76,18 @@ def test_where_another_policy_acts_in_shadow_mode_ours_looks_on():
     chooser = chooser_of(others=(RoundRobin,))
     ask = request(mode=Mode.SHADOW, policy="round-robin")
     for _ in range(2):
-        (ours,) = chooser.choose(ask, [busy, idle]).shadow
+        (ours,) = choose(chooser, ask, [busy, idle]).shadow
         assert (ours.policy, ours.chosen) == ("least-load", idle)
-    assert chooser.choose(request(mode=Mode.SHADOW), [busy, idle]).shadow == ()
-    assert chooser.choose(request(policy="round-robin"), [busy, idle]).shadow == ()
+    assert choose(chooser, request(mode=Mode.SHADOW), [busy, idle]).shadow == ()
+    assert choose(chooser, request(policy="round-robin"), [busy, idle]).shadow == ()
 
 
 def test_a_policy_that_fails_is_heard_of_only_where_it_acts():
-    choice = chooser_of(shadow=(Broken,)).choose(request(), EQUAL)
+    choice = choose(chooser_of(shadow=(Broken,)), request(), EQUAL)
     assert choice.shadow == ()
     assert choice.reason is Reason.LOAD_ONLY
     with pytest.raises(ZeroDivisionError):
-        chooser_of(Broken).choose(request(), EQUAL)
+        choose(chooser_of(Broken), request(), EQUAL)
 
 
 def test_a_shadow_is_recorded_and_never_acted_on():

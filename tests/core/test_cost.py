@@ -150,3 +150,20 @@ def test_who_is_in_the_queue_is_in_no_step_yet():
     assert price(request(), waiting, SETTINGS).queue_ms == pytest.approx(12.0)
     some = replace(waiting, prefilling=8)
     assert price(request(), some, SETTINGS).queue_ms == pytest.approx(12.0 + 4.0 + 2 * 0.5)
+
+
+@pytest.mark.parametrize(("taken", "delayed"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (1.0, 1.0)])
+def test_computing_again_on_an_idle_worker_delays_those_who_come_meanwhile(taken, delayed):
+    asked, there = replace(request(), most_cached_tokens=990), worker(sequences=0, utilization=taken)
+    cost = price(asked, there, SETTINGS)
+    assert cost.decode_ms == pytest.approx(delayed * 990.0)
+    free = price(asked, there, replace(SETTINGS, idle_interference=0.0))
+    assert free.decode_ms == 0.0
+
+
+def test_on_a_crowded_worker_those_who_are_there_count_not_those_who_come():
+    quiet, busy = (
+        price(replace(request(), most_cached_tokens=990), worker(sequences=4, utilization=taken), SETTINGS)
+        for taken in (0.0, 0.9)
+    )
+    assert quiet == busy

@@ -109,3 +109,20 @@ def test_shares_are_sums_that_add_up(booked):
     parts = [shares.prefix(worker(0), prefix, now) for prefix in range(3)]
     assert sum(parts) == pytest.approx(shares.warm(worker(0), now))
     assert min(parts) >= 0.0
+
+
+def test_how_busy_a_worker_is_counts_all_its_requests():
+    shares = EngineShares()
+    assert shares.utilization(worker(0), 0.0) == 0.0
+    for n in range(4000):
+        shares.book(routed(prefill_ms=25.0, warm=n % 2 == 0, prefix=None), n * 0.05)
+    assert shares.utilization(worker(0), 200.0) == pytest.approx(0.5, rel=0.02)
+    assert shares.utilization(worker(1), 200.0) == 0.0
+    assert shares.utilization(worker(0), 300.0) < 0.001
+
+
+def test_how_busy_a_worker_is_shows_in_its_first_seconds():
+    shares = EngineShares()
+    for n in range(20):
+        shares.book(routed(prefill_ms=50.0), n * 0.1)
+    assert shares.utilization(worker(0), 2.0) == pytest.approx(0.5, rel=0.1)

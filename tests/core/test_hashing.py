@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.hashing import chain, mix, prompt_chain, token_array
+from extproc.core.hashing import ChainMemo, chain, mix, prompt_chain, token_array
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=80)
 sizes = st.integers(1, 16)
@@ -47,3 +47,44 @@ def test_negative_token_ids_are_refused():
 
 def test_mix_depends_on_what_is_mixed_in():
     assert len({mix(1, b"a"), mix(1, b"b"), mix(2, b"a")}) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 700), st.integers(1, 3)), max_size=12))
+def test_what_is_remembered_is_what_hashing_gives(prompts):
+    memo = ChainMemo(max_blocks=512)
+    for kind, length, size in prompts:
+        # Prompts of a kind begin alike, and differ from some token on.
+        ids = token_array([*range(kind * 1000, kind * 1000 + length), length])
+        assert memo.prompt_chain(ids, size, 5) == tuple(prompt_chain(ids, size, 5))
+        assert memo.blocks <= 512 + 2 * 700
+
+
+def test_a_memo_is_bounded_and_forgets_what_was_not_used_the_longest():
+    memo = ChainMemo(max_blocks=64 * 8)
+    kept = token_array(range(64 * 4 + 1))
+    for first in range(1, 2000):
+        memo.prompt_chain(token_array(range(first, first + 64 * 4 + 1)), 4, 0)
+        memo.prompt_chain(kept, 4, 0)
+        assert memo.blocks <= 64 * 10
+    assert memo.hits >= 1998
+    assert memo.misses <= 2000
+
+
+def test_a_memo_of_no_size_remembers_nothing():
+    memo = ChainMemo(0)
+    ids = token_array(range(1000))
+    assert memo.prompt_chain(ids, 4, 0) == memo.prompt_chain(ids, 4, 0) == tuple(prompt_chain(ids, 4, 0))
+    assert memo.blocks == memo.hits == 0
+
+
+def test_a_stretch_is_remembered_together_with_what_is_before_it():
+    memo, stretch = ChainMemo(), 64 * 4
+    memo.prompt_chain(token_array(range(3 * stretch + 1)), 4, 0)
+    behind = token_array(range(stretch, 3 * stretch + 1))
+    assert memo.prompt_chain(behind, 4, 0) == tuple(prompt_chain(behind, 4, 0))
+    assert (memo.hits, memo.misses) == (0, 5)
+    memo.prompt_chain(token_array(range(3 * stretch + 1)), 4, 0)
+    assert (memo.hits, memo.misses) == (3, 5)
+    longer = token_array([*range(2 * stretch), *range(9000, 9000 + stretch + 1)])
+    assert memo.prompt_chain(longer, 4, 0) == tuple(prompt_chain(longer, 4, 0))
+    assert (memo.hits, memo.misses) == (5, 6)

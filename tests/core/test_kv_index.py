@@ -2,7 +2,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -34,6 +34,11 @@ def index(*workers: WorkerId, **options) -> KvIndex:
     return out
 
 
+def found(idx: KvIndex, chain: list[int]) -> list[Match]:
+    """What is matched, without what was sent there: that is known otherwise."""
+    return [match._replace(sent=0) for match in idx.match(chain)]
+
+
 T = list(range(8))  # four blocks of two tokens
 P = prompt(T)
 
@@ -43,10 +48,10 @@ def test_longest_prefix_for_every_worker() -> None:
     idx.apply(W[0], stored([1, 2, 3, 4], T))
     idx.apply(W[1], stored([11, 12], T[:4]))
     idx.apply(W[3], stored([1], [9, 9]))
-    assert idx.match(P) == [Match(W[0], 4, 0, 0), Match(W[1], 2, 0, 0)]
-    assert idx.match(P[:1]) == [Match(W[0], 1, 0, 0), Match(W[1], 1, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 0, 0), Match(W[1], 2, 0, 0)]
+    assert found(idx, P[:1]) == [Match(W[0], 1, 0, 0), Match(W[1], 1, 0, 0)]
     assert idx.match([]) == []
-    assert idx.match(P[1:]) == [Match(W[0], 3, 0, 0), Match(W[1], 1, 0, 0)]
+    assert found(idx, P[1:]) == [Match(W[0], 3, 0, 0), Match(W[1], 1, 0, 0)]
     assert index().match(P) == []
 
 
@@ -54,7 +59,7 @@ def test_hole_ends_the_prefix() -> None:
     idx = index(W[0])
     idx.apply(W[0], stored([1, 2, 3, 4], T))
     idx.apply(W[0], BlockRemoved((2,)))
-    assert idx.match(P) == [Match(W[0], 1, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 0)]
 
 
 def test_c41_later_block_of_another_prompt_is_no_prefix() -> None:
@@ -62,7 +67,7 @@ def test_c41_later_block_of_another_prompt_is_no_prefix() -> None:
     idx = index(*W)
     idx.apply(W[1], stored([1], a))
     idx.apply(W[2], stored([2], b))
-    assert idx.match(prompt(b + a)) == [Match(W[2], 1, 0, 0)]
+    assert found(idx, prompt(b + a)) == [Match(W[2], 1, 0, 0)]
 
 
 def test_c37_salted_and_adapter_blocks_are_their_own() -> None:
@@ -80,10 +85,10 @@ def test_d43_cleared_blocks_are_gone_and_reservations_stay() -> None:
     idx.apply(W[0], stored([1, 2, 3, 4], T))
     idx.reserve(W[0], P[:2])
     idx.apply(W[0], AllBlocksCleared())
-    assert idx.match(P) == [Match(W[0], 2, 2, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 2, 0)]
     idx.apply(W[0], stored([1, 2, 3, 4], T))
     idx.clear(W[0])
-    assert idx.match(P) == [Match(W[0], 2, 2, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 2, 0)]
     idx.unreserve(W[0], P[:2])
     assert idx.match(P) == []
     assert idx.stats() == IndexStats()
@@ -96,7 +101,7 @@ def test_d45_orphans_wait_for_their_parent() -> None:
     assert idx.match(P) == []
     assert idx.stats(W[0]).orphans == 3
     idx.apply(W[0], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[0], 4, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 0, 0)]
     assert idx.stats(W[0]).orphans == 0
 
 
@@ -106,9 +111,9 @@ def test_d45_removals_of_orphans_take_effect_when_they_are_attached() -> None:
     idx.apply(W[0], stored([4], T[6:], parent=3))
     idx.apply(W[0], BlockRemoved((3,)))
     idx.apply(W[0], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[0], 2, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 0, 0)]
     idx.apply(W[0], stored([3], T[4:6], parent=2))
-    assert idx.match(P) == [Match(W[0], 4, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 0, 0)]
     assert idx.stats(W[0]).unknown_removes == 0
 
 
@@ -117,7 +122,7 @@ def test_d45_orphans_about_the_same_blocks_with_different_parents() -> None:
     idx.apply(W[0], stored([3], T[4:6], parent=2))
     idx.apply(W[0], stored([2, 3, 4], T[2:], parent=1))
     idx.apply(W[0], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[0], 4, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 0, 0)]
     assert idx.stats(W[0]).gpu_copies == 5
 
 
@@ -126,7 +131,7 @@ def test_which_group_decides_is_learned_anew_after_a_clear() -> None:
     idx.apply(W[0], stored([1], T[:2], group=1, spec_kind="full_attention"))
     idx.clear(W[0])
     idx.apply(W[0], stored([1], T[:2], group=0))
-    assert idx.match(P) == [Match(W[0], 1, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 0)]
 
 
 def test_d45_too_many_orphans_lose_the_oldest() -> None:
@@ -134,7 +139,7 @@ def test_d45_too_many_orphans_lose_the_oldest() -> None:
     idx.apply(W[0], stored([2], T[2:4], parent=1))
     idx.apply(W[0], stored([12, 13], T[2:6], parent=11))
     idx.apply(W[0], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[0], 1, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 0)]
     assert (idx.stats().orphans, idx.stats().orphans_dropped) == (2, 1)
 
 
@@ -144,7 +149,7 @@ def test_leading_blocks_known_though_their_parent_is_gone() -> None:
     idx.apply(W[0], BlockRemoved((1,)))
     idx.apply(W[0], stored([2, 3], T[2:6], parent=1))
     idx.apply(W[0], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[0], 3, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 3, 0, 0)]
     idx.apply(W[0], BlockRemoved((2,)))
     assert idx.match(P)[0].blocks == 3  # stored twice, removed once
 
@@ -156,7 +161,7 @@ def test_copies_are_counted() -> None:
     assert (idx.stats().blocks, idx.stats().gpu_copies) == (2, 6)
     idx.apply(W[0], BlockRemoved((1, 2)))
     idx.apply(W[0], BlockRemoved((1, 2)))
-    assert idx.match(P) == [Match(W[0], 2, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 0, 0)]
     idx.apply(W[0], BlockRemoved((1, 2, 2)))
     assert idx.match(P) == []
     assert idx.stats().unknown_removes == 1
@@ -183,13 +188,13 @@ def test_offloaded_blocks_count_behind_the_gpu_prefix() -> None:
     idx.apply(W[0], stored([1, 2, 3], [], size=0, tier=Tier.CPU))
     idx.apply(W[0], stored([3], [], size=0, tier=Tier.DISK))
     idx.apply(W[0], BlockRemoved((2, 3)))
-    assert idx.match(P) == [Match(W[0], 1, 0, 3)]  # block 4 is on the GPU, but behind the hole
+    assert found(idx, P) == [Match(W[0], 1, 0, 3)]  # block 4 is on the GPU, but behind the hole
     idx.apply(W[0], BlockRemoved((3,), Tier.CPU))
-    assert idx.match(P) == [Match(W[0], 1, 0, 3)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 3)]
     idx.apply(W[0], BlockRemoved((3,), Tier.DISK))
-    assert idx.match(P) == [Match(W[0], 1, 0, 1)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 1)]
     idx.apply(W[0], BlockRemoved((1,)))
-    assert idx.match(P) == [Match(W[0], 0, 0, 2)]
+    assert found(idx, P) == [Match(W[0], 0, 0, 2)]
     assert idx.stats().slower_copies == 2
 
 
@@ -205,7 +210,7 @@ def test_offload_of_unknown_blocks_is_counted_and_ignored() -> None:
 def test_offload_event_with_tokens_describes_itself() -> None:
     idx = index(W[0])
     idx.apply(W[0], stored([1, 2], T[:4], tier=Tier.CPU))
-    assert idx.match(P) == [Match(W[0], 0, 0, 2)]
+    assert found(idx, P) == [Match(W[0], 0, 0, 2)]
     assert idx.block_size(W[0]) is None
 
 
@@ -225,7 +230,7 @@ def test_only_full_attention_decides_in_hybrid_models() -> None:
         idx.apply(W[0], stored([3, 4], T[4:], parent=2, group=0, spec_kind="sliding_window"))
         idx.apply(W[0], stored([1, 2, 3, 4], T, group=1, spec_kind="full_attention"))
         idx.apply(W[0], stored([1, 2, 3, 4], T, group=2, spec_kind="full_attention"))
-    assert idx.match(P) == [Match(W[0], 4, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 0, 0)]
     assert idx.stats().gpu_copies == 8
     idx.apply(W[0], BlockRemoved((1, 2), group=0))
     idx.apply(W[0], BlockRemoved((1, 2), group=2))
@@ -240,20 +245,20 @@ def test_first_group_decides_for_engines_that_do_not_name_kinds() -> None:
     idx.apply(W[0], stored([1], T[:2], group=0))
     idx.apply(W[0], stored([1], T[:2], group=1))
     idx.apply(W[0], BlockRemoved((1,), group=1))
-    assert idx.match(P) == [Match(W[0], 1, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 1, 0, 0)]
 
 
 def test_reservations_count_until_they_are_confirmed() -> None:
     idx = index(W[0], W[1])
     idx.reserve(W[0], P[:3])
     idx.reserve(W[0], P)
-    assert idx.match(P) == [Match(W[0], 4, 4, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 4, 0)]
     idx.apply(W[0], stored([1, 2], T[:4]))
-    assert idx.match(P) == [Match(W[0], 4, 2, 0)]
+    assert found(idx, P) == [Match(W[0], 4, 2, 0)]
     idx.unreserve(W[0], P)
-    assert idx.match(P) == [Match(W[0], 3, 1, 0)]
+    assert found(idx, P) == [Match(W[0], 3, 1, 0)]
     idx.unreserve(W[0], P[:3])
-    assert idx.match(P) == [Match(W[0], 2, 0, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 0, 0)]
 
 
 def test_unbalanced_unreserve_is_an_error_and_changes_nothing() -> None:
@@ -261,7 +266,7 @@ def test_unbalanced_unreserve_is_an_error_and_changes_nothing() -> None:
     idx.reserve(W[0], P[:2])
     with pytest.raises(ValueError, match="not reserved"):
         idx.unreserve(W[0], P[:3])
-    assert idx.match(P) == [Match(W[0], 2, 2, 0)]
+    assert found(idx, P) == [Match(W[0], 2, 2, 0)]
     with pytest.raises(ValueError, match="not reserved"):
         idx.unreserve(W[0], [P[0], P[0]])
     assert idx.stats().reservations == 2
@@ -280,16 +285,16 @@ def test_workers_come_and_go() -> None:
     idx.remove_worker(W[0])
     idx.remove_worker(W[0])
     assert W[0] not in idx
-    assert idx.match(P) == [Match(W[1], 3, 1, 0)]
+    assert found(idx, P) == [Match(W[1], 3, 1, 0)]
     idx.apply(W[0], stored([1], T[:2]))
     idx.clear(W[0])
     assert idx.stats().unknown_worker_events == 1
     assert idx.stats(W[0]) == IndexStats()
     assert idx.block_size(W[0]) is None
     idx.add_worker(W[2], "other", "tokenizer")
-    assert idx.match(P) == [Match(W[1], 3, 1, 0)]
+    assert found(idx, P) == [Match(W[1], 3, 1, 0)]
     idx.apply(W[2], stored([1], T[:2]))
-    assert idx.match(P) == [Match(W[1], 3, 1, 0)]  # another model revision shares nothing
+    assert found(idx, P) == [Match(W[1], 3, 1, 0)]  # another model revision shares nothing
 
 
 def test_memory_is_estimated_to_within_a_third() -> None:
@@ -349,21 +354,23 @@ def test_long_runs_match_like_a_block_by_block_walk(size: int) -> None:
     tokens = [rng.randrange(1000) for _ in range(2 * size)]
     hashes = prompt(tokens)
     gpu: dict[WorkerId, set[int]] = {}
-    reserved: dict[WorkerId, set[int]] = {}
+    reserved: dict[WorkerId, range] = {}
     for worker in W:
         idx.apply(worker, stored(range(size), tokens))
         lost = [at for at in range(size) if rng.random() < 0.03]
         idx.apply(worker, BlockRemoved(tuple(lost)))
         gpu[worker] = set(range(size)) - set(lost)
-        reserved[worker] = {at for at in range(size) if rng.random() < 0.8}
-        idx.reserve(worker, [hashes[at] for at in reserved[worker]])
+        reserved[worker] = range(rng.randrange(size))
+        idx.reserve(worker, hashes[: len(reserved[worker])])
     expected = []
     for worker in W:
-        blocks = next((at for at in range(size) if at not in gpu[worker] | reserved[worker]), size)
+        blocks = next(
+            (at for at in range(size) if at not in gpu[worker] and at not in reserved[worker]), size
+        )
         if blocks:
             only = sum(at not in gpu[worker] for at in range(blocks))
             expected.append(Match(worker, blocks, only, 0))
-    assert idx.match(hashes) == expected
+    assert found(idx, hashes) == expected
 
 
 def test_uniform_stretches_are_counted_exactly() -> None:
@@ -413,8 +420,8 @@ def compare(idx, mirror, worker, prompts) -> None:
         for salt in {None, *salts}:
             hashes = prompt(tokens, event.block_size, adapter=event.lora_name, cache_salt=salt)
             names = mirror.blocks.prompt((*REVISIONS, event.lora_name, salt), tokens, event.block_size)
-            found = {match.worker: tuple(match[1:]) for match in idx.match(hashes)}
-            assert found == mirror.match(names)
+            matched = {match.worker: tuple(match[1:4]) for match in idx.match(hashes)}
+            assert matched == mirror.match(names)
 
 
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
@@ -553,8 +560,8 @@ class IndexMachine(RuleBasedStateMachine):
                 for leaf in range(16):
                     path = [leaf >> bit & 1 for bit in range(4)]
                     hashes, names = self.prompt(worker, space, path)
-                    found = {match.worker: tuple(match[1:]) for match in self.index.match(hashes)}
-                    assert found == self.mirror.match(names)
+                    matched = {match.worker: tuple(match[1:4]) for match in self.index.match(hashes)}
+                    assert matched == self.mirror.match(names)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -592,19 +599,78 @@ def test_what_is_forgotten_by_its_handle_has_no_copies_left():
     index.apply(core.worker(0), core.stored(range(48)))  # each block twice
     blocks = core.hashes(range(49))
     assert list(index.confirmed(core.worker(0))) == blocks
-    assert index.block_of(core.worker(0), 2) == blocks[1]
+    assert index.held(core.worker(0), (2, 77)) == {2: blocks[1]}
     index.forget(core.worker(0), 2)
-    assert index.block_of(core.worker(0), 2) is None
+    assert index.held(core.worker(0), (2,)) == {}
     assert [match.blocks for match in index.match(blocks)] == [1]
     index.forget(core.worker(0), 99)
     index.forget(core.worker(9), 1)
     assert list(index.confirmed(core.worker(9))) == []
 
 
-def test_reservations_can_be_seen():
-    index = KvIndex()
-    index.add_worker(core.worker(0), "model", "tokenizer")
-    index.reserve(core.worker(0), [1, 2])
-    index.reserve(core.worker(0), [2])
-    assert dict(index.reserved(core.worker(0))) == {1: 1, 2: 2}
-    assert dict(index.reserved(core.worker(9))) == {}
+def test_how_much_was_sent_there_is_told_whatever_events_say():
+    idx = index(W[0], W[1])
+    idx.apply(W[0], stored([1, 2, 3, 4], T))
+    idx.reserve(W[0], P[:2])
+    idx.reserve(W[1], P[:3])
+    assert idx.match(P) == [Match(W[0], 4, 0, 0, 2), Match(W[1], 3, 3, 0, 3)]
+    assert [idx.reserved_blocks(worker) for worker in W[:3]] == [2, 3, 0]
+
+
+def test_a_handle_that_an_event_names_twice_has_two_copies():
+    idx = index(W[0])
+    idx.apply(W[0], stored([1, 2, 2], T[:6]))
+    assert (idx.stats().blocks, idx.stats().gpu_copies) == (2, 3)
+    idx.apply(W[0], BlockRemoved((2, 2, 1)))
+    assert idx.stats() == IndexStats()
+    assert idx.entries == 0
+
+
+CEILING_EVENTS = st.lists(
+    st.tuples(st.integers(0, 1), st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, 5)),
+    max_size=60,
+)
+
+
+@given(CEILING_EVENTS, st.integers(1, 12))
+def test_above_the_ceiling_the_oldest_leaf_is_given_up_and_never_a_middle_block(events, ceiling):
+    """A handle is its own path, so it shows what hangs below what."""
+    idx = index(*W[:2], max_blocks=ceiling)
+    stored_at: dict[tuple[int, bytes], int] = {}
+    touched_at: dict[tuple[int, bytes], int] = {}  # when it, or anything below it, was stored last
+    for now, (at, path, skip) in enumerate(events):
+        worker, names = W[at], [bytes(path[:cut]) for cut in range(1, len(path) + 1)]
+        known = [name in idx.held(worker, names) for name in names]
+        first = min(skip, [*known, False].index(False))
+        if first == len(path):
+            continue
+        tokens = [token for bit in path[first:] for token in (bit, 7)]
+        idx.apply(worker, stored(names[first:], tokens, names[first - 1] if first else None))
+        stored_at |= {(at, name): now for name, held in zip(names, known, strict=True) if not held}
+        touched_at |= {(at, name): now for name in names}
+        left = {(at, name) for at, name in stored_at if idx.held(W[at], (name,))}
+        assert len(left) == idx.entries == min(ceiling, len(stored_at))
+        inner = {(which, name[:cut]) for which, name in left for cut in range(1, len(name))}
+        assert inner <= left, "a middle block is gone"
+        given_up = [stored_at.pop(key) for key in stored_at.keys() - left]
+        assert all(max(given_up, default=0) <= touched_at[leaf] for leaf in left - inner)
+
+
+def test_what_was_given_up_is_unknown_its_removal_harmless_and_its_children_kept_aside():
+    idx = index(W[0], W[1], max_blocks=4)
+    idx.apply(W[0], stored([1, 2, 3, 4], T))
+    idx.apply(W[1], stored([11], T[:2]))
+    assert found(idx, P) == [Match(W[0], 3, 0, 0), Match(W[1], 1, 0, 0)]
+    idx.apply(W[1], stored([12, 13], T[2:6], parent=11))
+    assert found(idx, P) == [Match(W[0], 1, 0, 0), Match(W[1], 3, 0, 0)]
+    assert (idx.stats(W[0]).evicted, idx.stats(W[1]).evicted) == (3, 0)
+    idx.apply(W[0], BlockRemoved((4, 3)))
+    idx.apply(W[0], stored([5], [9, 9], parent=2))
+    stats = idx.stats(W[0])
+    assert (stats.unknown_removes, stats.orphans, stats.blocks) == (0, 1, 1)
+    assert idx.entries == 4
+    assert idx.stats().evicted == 3
+    idx.apply(W[0], BlockRemoved((2,)))
+    assert idx.stats(W[0]).unknown_removes == 0
+    idx.apply(W[0], BlockRemoved((77,)))  # more than was given up: that one is the engine's
+    assert idx.stats(W[0]).unknown_removes == 1

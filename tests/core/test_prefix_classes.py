@@ -210,17 +210,25 @@ def test_groups_are_bounded():
     ),
     st.integers(1, 30),
 )
-def test_any_traffic_is_judged_the_same_each_time(prompts, max_nodes):
-    def run():
+def test_any_traffic_is_judged_the_same_each_time_whenever_it_is_put_down(prompts, max_nodes):
+    def run(put_down):
         classes, now, found = PrefixClasses(max_nodes), 0.0, []
-        for blocks, pause in prompts:
+        for number, (blocks, pause) in enumerate(prompts):
             now += pause
             tokens = token_array([block for block in blocks for _ in range(BLOCK)] + [0])
             found.append(classes.observe(GROUP, prompt_chain(tokens, BLOCK, seed=1), now))
-            assert len(classes) <= max_nodes
-        return found
+            if put_down(number):
+                classes.settle()
+        assert len(classes) <= max_nodes
+        return found, len(classes)
 
-    assert run() == run()
+    assert run(lambda _: True) == run(lambda _: False) == run(lambda number: number % 3 == 1)
+
+
+def test_the_next_prompt_knows_the_one_before_it():
+    traffic = Traffic()
+    text = traffic.text("shared", 500)
+    assert [traffic.ask(text, traffic.fresh(100)) for _ in range(2)] == [UNIQUE, DOCUMENT]
 
 
 # --- in the router ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
-from extproc.core.router import Router, RouterSettings, fallbacks
+from extproc.core.router import Router, RouterSettings
 from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 
@@ -280,22 +280,45 @@ def test_membership_changes_release_and_fence():
     decision = router.schedule(request(PROMPT), 1.0)
     router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)
     _, released = router.on_membership((), 2.0)
-    assert [r.completion.outcome for r in released] == [Outcome.LOST]
+    assert (released, len(router.ledger)) == ([], 0)
     router.on_membership(members(1), 3.0)
-    assert router.release(decision.lease_id, DONE, 4.0) is None
+    assert router.release(decision.lease_id, DONE, 4.0).completion is DONE
+    assert router.release(decision.lease_id, DONE, 4.1) is None
     again = router.schedule(request(PROMPT), 5.0)
     assert again.chosen.cached_tokens == 0
     assert again.chosen.active == 0
 
 
+def test_a_request_on_a_worker_that_left_is_lost_only_when_its_time_is_up():
+    router = make_router(1, lease_expiry_s=60.0)
+    decision = router.schedule(request(PROMPT), 1.0)
+    router.on_membership((), 2.0)
+    router.on_progress(decision.lease_id, 5, 30.0)
+    assert router.tick(61.0) == []
+    (lost,) = router.tick(90.0)
+    assert (lost.lease.id, lost.completion.outcome) == (decision.lease_id, Outcome.LOST)
+    assert router.tick(1e9) == []
+
+
+def test_the_end_of_a_request_on_a_worker_that_left_teaches_how_long_answers_are():
+    router = make_router(1)
+    for n in range(40):
+        decision = router.schedule(request(PROMPT, max_output=None), n)
+        router.on_membership((), n + 0.1)
+        router.release(decision.lease_id, Completion(Outcome.FINISHED, output_tokens=7), n + 0.2)
+        router.on_membership(members(1), n + 0.3)
+    assert router.schedule(request(PROMPT, max_output=None), 50.0).output.expected == pytest.approx(
+        7, rel=0.3
+    )
+
+
 def test_a_lease_whose_log_entry_never_comes_expires():
     router = make_router(1, lease_expiry_s=60.0)
     router.schedule(request(PROMPT), 1.0)
-    assert router.next_deadline() == 61.0
     assert router.tick(60.0) == []
     assert [r.completion.outcome for r in router.tick(61.0)] == [Outcome.LOST]
     assert router.ledger.load(worker(0), 61.0) == IDLE
-    assert router.next_deadline() is None
+    assert router.tick(1e9) == []
 
 
 def test_a_stream_end_releases_soon_only_when_no_access_log_can():
@@ -360,7 +383,7 @@ def test_data_parallel_ranks_are_separate_workers_behind_one_endpoint():
     router.on_kv_events(rank1, [stored(PROMPT)], 0.0)
     decision = router.schedule(request(PROMPT), 1.0)
     assert decision.chosen.worker == rank1
-    assert fallbacks(decision, 3) == ("h:1",)
+    assert router.destinations(decision, 3) == ("h:1",)
 
 
 def test_salted_requests_do_not_meet_unsalted_blocks():
@@ -508,3 +531,13 @@ def test_work_that_another_worker_would_not_have_is_charged_where_it_delays_othe
         return next(c.cost.decode_ms for c in candidates if c.worker == worker(0))
 
     assert charged(held=True) > charged(held=False) + 10.0
+
+
+def test_an_engines_counts_prove_nothing_while_ends_of_requests_are_still_to_be_told():
+    router = make_router()
+    lease = router.schedule(request(PROMPT), 1.0)
+    there = lease.chosen.worker.endpoint
+    for now in range(10, 20):
+        assert router.on_metrics(there, {0: metrics(running=0, waiting=0)}, float(now), behind=True) == []
+    lost = [router.on_metrics(there, {0: metrics(running=0, waiting=0)}, float(now)) for now in (20, 21, 22)]
+    assert [len(found) for found in lost] == [0, 0, 1]

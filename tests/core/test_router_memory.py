@@ -6,6 +6,8 @@ from collections import deque
 
 import pytest
 
+from extproc.core import hashing
+from extproc.core.prefix_classes import PrefixClasses
 from extproc.core.types import BlockRemoved, Completion, Outcome, Tier
 from tests.core.test_router import PROMPT, make_router
 from tests.support.core import BLOCK, metrics, request, stored, worker
@@ -31,7 +33,10 @@ class Engine:
 
 
 @pytest.mark.parametrize("events", [True, False], ids=["events", "no events"])
-def test_pitfall_50_distinct_prompts_without_end_take_bounded_memory(events):
+def test_pitfall_50_distinct_prompts_without_end_take_bounded_memory(events, monkeypatch):
+    # What would take long to reach its limit has a lower one here.
+    monkeypatch.setattr(PrefixClasses.__init__, "__defaults__", (4096,))
+    monkeypatch.setattr(hashing.REMEMBERED, "_half", 16)
     router = make_router(2)
     for n in range(2):
         router.on_metrics(worker(n).endpoint, {0: metrics(num_gpu_blocks=CAPACITY)}, 0.5)

@@ -106,7 +106,7 @@ class Play:
             if not self.here[n]:
                 assert load == IDLE
         assert all(count == 1 for count in self.ended.values())
-        assert len(ledger) == len(self.decisions) - len(self.ended)
+        assert len(ledger) + len(self.router.departed) == len(self.decisions) - len(self.ended)
 
 
 @settings(max_examples=120, deadline=None)
@@ -116,10 +116,13 @@ def test_every_lease_ends_once_and_nothing_is_left_after_the_drain(history, poli
     play.count(play.router.tick(play.now + 1000.0))
     assert set(play.ended) == {d.lease_id for d in play.decisions}
     assert set(play.ended.values()) <= {1}
-    assert len(play.router.ledger) == 0
+    assert len(play.router.ledger) == len(play.router.departed) == 0
     assert all(play.router.ledger.load(worker(n), play.now + 1000.0) == IDLE for n in range(WORKERS))
     reserved = [play.router.index.reserved_blocks(worker(n)) for n in range(WORKERS)]
-    assert reserved == [play.router.assumed.blocks(worker(n)) for n in range(WORKERS)]
+    assert reserved == [0] * WORKERS
+    assumed = {worker(n): play.router.assumed.blocks(worker(n)) for n in range(WORKERS)}
+    held = {w: play.router.index.sent.of(play.router.index.slot(w)).distinct for w in assumed}
+    assert held == assumed
 
 
 @settings(max_examples=80, deadline=None)

@@ -5,7 +5,7 @@ import pytest
 from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.policies import TokenLoad
-from extproc.core.router import Router
+from extproc.core.router import Router, RouterSettings
 from extproc.core.snapshot import snapshot
 from extproc.core.types import BlockRemoved, Completion, Outcome
 from extproc.journal.tap import INPUTS
@@ -14,7 +14,7 @@ from tests.support.core import BLOCK, NAMESPACE, members, metrics, request, stor
 PROMPT = list(range(1, 330))
 
 
-def make_router():
+def make_router(**settings):
     ids = iter(range(10**6))
     costs = CostSettings()
     router = Router(
@@ -23,6 +23,7 @@ def make_router():
         new_lease_id=lambda: str(next(ids)),
         pools={"default": PoolFacts(NAMESPACE.model_revision, NAMESPACE.tokenizer_revision, BLOCK)},
         costs=costs,
+        settings=RouterSettings(**settings),
     )
     router.on_membership(members(3), 0.0)
     return router
@@ -131,3 +132,12 @@ def test_it_tells_how_well_times_are_predicted_and_what_is_in_doubt():
     assert seen.pools[0].ttft_errors == (1, -0.5, 0.5, 0.5)
     assert [w.doubtful_blocks for w in seen.workers] == [len(PROMPT) // BLOCK, 0, 0]
     assert all(w.cause is None for w in seen.workers)
+
+
+def test_it_tells_what_the_index_keeps_and_has_given_up():
+    router = make_router(max_index_blocks=10)
+    router.on_kv_events(worker(0), [stored(range(8 * BLOCK))], 1.0)
+    router.on_kv_events(worker(1), [stored(range(8 * BLOCK))], 1.0)
+    seen = snapshot(router, 2.0)
+    assert (seen.index_entries, seen.index_limit, seen.index_given_up) == (10, 10, 6)
+    assert [each.blocks for each in seen.workers] == [2, 8, 0]

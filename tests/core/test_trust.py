@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from extproc.core.divergence import Audit, Cause
 from extproc.core.namespace import Namespace
-from extproc.core.trust import MEMORY_S, TrustBook, Verdict
+from extproc.core.trust import MEMORY_S, SILENT_S, TrustBook, Verdict
 from tests.support.core import BLOCK, NAMESPACE, worker
 
 OTHER = Namespace("model", "tokenizer", adapter="a")
@@ -83,6 +83,16 @@ def test_a_stream_that_dies_without_a_sound_is_noticed():
     assert book.diagnosis(worker(0), 6.0).cause is Cause.EVENTS_MISSING
     book.on_events(worker(0), 7.0)
     assert not book.is_silent(worker(0))
+
+
+def test_requests_whose_ends_are_heard_of_all_at_once_prove_no_silence():
+    """After a stall the events of all of them may be waiting to be read."""
+    book = TrustBook()
+    book.on_events(worker(0), 0.0)
+    assert [audit(book, 0, 0, 5.0 + n / 100) for n in range(20)] == [Verdict.FINE] * 20
+    book.on_events(worker(0), 5.3)
+    assert [audit(book, 0, 0, 6.0 + n / 100) for n in range(20)] == [Verdict.FINE] * 20
+    assert audit(book, 0, 0, 6.0 + SILENT_S) is Verdict.SILENT
 
 
 def test_events_or_requests_without_new_blocks_are_no_silence():

@@ -1,6 +1,6 @@
 """Routing policies: candidates in, ordered candidates out. One file each."""
 
-from extproc.core.policies.base import Policy
+from extproc.core.policies.base import Needs, Policy
 from extproc.core.policies.kv_affinity import KvAffinity
 from extproc.core.policies.least_load import LeastLoad
 from extproc.core.policies.prefix_affinity import PrefixAffinity
@@ -17,6 +17,7 @@ __all__ = [
     "POLICIES",
     "KvAffinity",
     "LeastLoad",
+    "Needs",
     "Policy",
     "PrefixAffinity",
     "RoundRobin",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import Enum, auto
 from random import Random
 from typing import ClassVar
 
@@ -9,13 +10,29 @@ from extproc.core.cost import CostSettings
 from extproc.core.types import NO_INPUTS, Candidate, PolicyInputs, Reason, RoutingRequest
 
 
+class Needs(Enum):
+    """Which candidates a policy is given, where more than `shortlist.SMALL` workers may serve a request."""
+
+    EVERY_WORKER = auto()
+    """All of them, priced one by one: a decision takes longer the more there are."""
+
+    SHORTLIST = auto()
+    """The cheapest, those that answer soonest and those that hold most: see `extproc.core.shortlist`."""
+
+
 class Policy(ABC):
     """Orders candidates. Pure apart from its own small state; it never changes load or index.
 
     A policy's docstring states its formula, inputs and defaults.
+
+    Attributes:
+        name: what it is called.
+        needs: which candidates it must be given to do as it says. A policy that compares predicted costs only
+            may ask for a shortlist; one that counts workers, or goes by anything else, needs every worker.
     """
 
     name: ClassVar[str]
+    needs: ClassVar[Needs] = Needs.EVERY_WORKER
 
     def __init__(self, settings: CostSettings) -> None:
         self._settings = settings

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from random import Random
 
-from extproc.core.policies.base import Policy, warmth
+from extproc.core.cost import TIE_SHARE
+from extproc.core.policies.base import Needs, Policy, warmth
 from extproc.core.share_bounds import bounded
 from extproc.core.types import Candidate, Reason, RoutingRequest
-
-_TIE_SHARE = 0.02
 
 
 class TokenLoad(Policy):
@@ -33,6 +32,7 @@ class TokenLoad(Policy):
     """
 
     name = "token-load"
+    needs = Needs.SHORTLIST
 
     def order(
         self, request: RoutingRequest, candidates: Sequence[Candidate], rng: Random
@@ -41,7 +41,7 @@ class TokenLoad(Policy):
         ordered = rng.sample(list(candidates), len(candidates))
         ordered.sort(key=lambda c: c.cost.total_ms)
         best = ordered[0].cost.total_ms
-        limit = best + max(self._settings.tie_ms, _TIE_SHARE * best)
+        limit = best + max(self._settings.tie_ms, TIE_SHARE * best)
         equal = sum(1 for c in ordered if c.cost.total_ms <= limit)
         if equal > 1:
             ordered[:equal] = sorted(

@@ -1,0 +1,175 @@
+import random
+
+import pytest
+
+from extproc.core.candidates import PoolFacts
+from extproc.core.peer_loads import PeerNews, ToldLoad
+from extproc.core.policies import POLICIES
+from extproc.core.router import Router
+from extproc.core.saturation import Full, RoomSettings, Saturation
+from extproc.core.types import Completion, Outcome
+from tests.support.core import COSTS, members, metrics, request, worker
+
+NONE = RoomSettings(max_queue_ms=None, max_kv_usage=None)
+
+
+class Fleet:
+    """A router whose workers prefill 1,000 tokens a second, at time 0."""
+
+    def __init__(self, count=2, settings=NONE, **fields):
+        numbers = iter(range(10**6))
+        self.router = Router(
+            POLICIES["token-load"](COSTS),
+            random.Random(1),
+            new_lease_id=lambda: f"l{next(numbers)}",
+            pools={"default": PoolFacts("model", "tokenizer", 16)},
+            costs=COSTS,
+        )
+        self.router.on_membership(members(count, **fields), 0.0)
+        self.saturation = Saturation(self.router, settings)
+
+    def send(self, tokens=160, now=0.0, **fields):
+        return self.router.schedule(request(prompt_tokens=tokens, **fields), now).lease_id
+
+    def end(self, lease_id, now=0.0):
+        self.router.release(lease_id, Completion(Outcome.FINISHED), now)
+
+    def room(self, now=0.0, **fields):
+        return self.saturation.room(request(prompt_tokens=16, **fields), now)
+
+    def why(self, n=0, now=0.0):
+        return self.saturation.full(self.router.table.get(worker(n)), request(prompt_tokens=16), now)
+
+    def scraped(self, n, now=0.0, **fields):
+        self.router.on_metrics(worker(n).endpoint, {0: metrics(**fields)}, now)
+
+
+def test_requests_are_counted_and_freed_when_they_end():
+    fleet = Fleet(2, RoomSettings(None, None, max_requests=1))
+    first = fleet.send()
+    assert fleet.room()
+    fleet.send()
+    assert not fleet.room()
+    assert fleet.why() is Full.REQUESTS
+    fleet.end(first)
+    assert fleet.room()
+
+
+def test_a_cap_names_the_workers_below_it():
+    fleet = Fleet(2, RoomSettings(None, None, max_requests=1))
+    asked = request(prompt_tokens=16)
+    assert fleet.saturation.uncapped(asked, 0.0) == {worker(0).endpoint, worker(1).endpoint}
+    lease = fleet.router.ledger.get(fleet.send())
+    other = {worker(0), worker(1)} - {lease.worker}
+    assert fleet.saturation.uncapped(asked, 0.0) == {one.endpoint for one in other}
+    assert Fleet(2, NONE).saturation.uncapped(asked, 0.0) is None
+
+
+def test_others_requests_count_as_long_as_the_figures_are_fresh():
+    fleet = Fleet(1, RoomSettings(None, None, max_requests=3))
+    for _ in range(2):
+        fleet.scraped(0, running=2, waiting=1)
+    assert fleet.why() is Full.REQUESTS
+    assert fleet.why(now=60.0) is None
+
+
+def test_a_queue_is_full_until_it_has_been_computed():
+    fleet = Fleet(1, RoomSettings(max_queue_ms=500.0, max_kv_usage=None))
+    fleet.send(400)
+    assert fleet.room()
+    fleet.send(400)
+    assert fleet.why() is Full.QUEUE
+    assert fleet.why(now=0.5) is None  # what is left of both takes less than that
+
+
+def test_what_others_keep_waiting_is_queue():
+    fleet = Fleet(1, RoomSettings(max_queue_ms=50.0, max_kv_usage=None))
+    for _ in range(2):
+        fleet.scraped(0, running=1, waiting=4)
+    assert fleet.why() is Full.QUEUE  # four prompts of 16 tokens, a millisecond each
+
+
+def test_memory_is_what_requests_hold_by_now():
+    fleet = Fleet(1, RoomSettings(max_queue_ms=None, max_kv_usage=0.5))
+    fleet.scraped(0, num_gpu_blocks=100, kv_usage=None)
+    lease = fleet.send(900)
+    assert fleet.saturation.kv_usage(fleet.router.table.get(worker(0)), 0.0) == pytest.approx(0.56, abs=0.02)
+    assert fleet.why() is Full.MEMORY
+    fleet.end(lease)
+    assert fleet.room()
+
+
+def test_blocks_are_of_the_configured_size_until_the_engine_tells():
+    fleet = Fleet(1, RoomSettings(max_queue_ms=None, max_kv_usage=0.5))
+    fleet.scraped(0, num_gpu_blocks=100, block_size=None, kv_usage=None)
+    assert fleet.saturation.kv_usage(fleet.router.table.get(worker(0)), 0.0) == 0.0
+
+
+def test_memory_is_no_more_than_the_engine_says_and_what_was_sent_since():
+    fleet = Fleet(1, RoomSettings(max_queue_ms=None, max_kv_usage=0.5))
+    fleet.send(900)
+    fleet.scraped(0, 10.0, num_gpu_blocks=100, kv_usage=0.1)  # it shares prefixes that we do not know of
+    state = fleet.router.table.get(worker(0))
+    assert fleet.saturation.kv_usage(state, 10.0) == pytest.approx(0.1)
+    assert fleet.saturation.kv_usage(state, 60.0) is None
+
+
+def test_what_the_engine_keeps_waiting_counts_where_it_is_bounded():
+    fleet = Fleet(1, RoomSettings(None, None, max_waiting=2))
+    fleet.send(16)
+    fleet.scraped(0, running=1, waiting=3)
+    assert fleet.why() is Full.WAITING
+    assert fleet.why(now=60.0) is None
+
+
+def test_what_other_replicas_have_sent_counts_like_our_own():
+    told = ToldLoad(3, 3, 900, 900, 900.0, 900.0, 30.0)
+    for settings, why in (
+        (RoomSettings(None, None, max_requests=3), Full.REQUESTS),
+        (RoomSettings(max_queue_ms=800.0, max_kv_usage=None), Full.QUEUE),
+        (RoomSettings(max_queue_ms=None, max_kv_usage=0.5), Full.MEMORY),
+    ):
+        fleet = Fleet(1, settings)
+        fleet.scraped(0, num_gpu_blocks=100, kv_usage=None)
+        assert fleet.why() is None
+        fleet.router.on_peer_news(PeerNews("b", 1, 1, whole=False, loads=((worker(0), told),)), 0.0)
+        assert fleet.why() is why
+
+
+def test_an_idle_worker_is_never_full():
+    fleet = Fleet(1, RoomSettings(0.0, 0.0, max_requests=1, max_waiting=0))
+    fleet.scraped(0, running=0, waiting=0, kv_usage=1.0)
+    assert fleet.room()
+    fleet.send()
+    assert not fleet.room()
+
+
+def test_only_workers_that_may_serve_a_request_are_asked():
+    fleet = Fleet(2, RoomSettings(None, None, max_requests=1))
+    fleet.send(subset=frozenset({worker(0).endpoint}))
+    assert not fleet.room(subset=frozenset({worker(0).endpoint}))
+    assert fleet.room(subset=frozenset({worker(1).endpoint}))
+
+
+def test_where_nobody_is_ready_there_is_nothing_to_wait_for():
+    fleet = Fleet(0, RoomSettings(None, None, max_requests=1))
+    assert fleet.room()
+
+
+def test_all_workers_are_told_with_what_fills_them():
+    fleet = Fleet(2, RoomSettings(None, None, max_requests=1))
+    fleet.send(subset=frozenset({worker(1).endpoint}))
+    assert fleet.saturation.workers("default", 0.0) == [(worker(0), None), (worker(1), Full.REQUESTS)]
+
+
+def test_looking_changes_no_decision():
+    """Two routers told the same, one of them looked at all the time, choose alike."""
+    looked_at, other = Fleet(3, RoomSettings(1.0, 0.1)), Fleet(3)
+    for step in range(40):
+        now = step * 0.1
+        looked_at.room(now)
+        looked_at.saturation.workers("default", now)
+        chosen = [
+            fleet.router.schedule(request(prompt_tokens=100), now).chosen for fleet in (looked_at, other)
+        ]
+        assert chosen[0] == chosen[1]
