@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from extproc.core.types import Completion, Outcome
+from extproc.protocol.names import shown
 from extproc.protocol.usage import normalize
 
 USAGE_NAMESPACE = "llm.usage"
@@ -24,6 +25,8 @@ UPSTREAM_FIRST_BODY_TAG = "prefill_us"
 
 # envoy.data.accesslog.v3.AccessLogType: the entry is the last one about its request.
 _NOT_SET, _DOWNSTREAM_END = 0, 6
+
+_MOST_DIGITS = 16  # three hundred years
 
 _CLIENT_GONE = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
 _NOT_REACHED = frozenset(
@@ -71,6 +74,7 @@ class AccessLogEntry:
     response_bytes: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
     usage: Mapping[str, object] = field(default_factory=dict)
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,8 @@ class Progress:
 
 def read_entry(entry: AccessLogEntry) -> tuple[str, Completion | Progress] | None:
     """The ticket and what became of it; None if the entry is not about a request we placed."""
-    ticket = entry.ticket or entry.tags.get(TICKET_TAG)
-    if not ticket or ticket == "-":
+    ticket = _ticket(entry)
+    if ticket is None:
         return None
     first_body_ms = _milliseconds(entry.tags.get(FIRST_BODY_TAG))
     if entry.intermediate or entry.log_type not in (_NOT_SET, _DOWNSTREAM_END):
@@ -108,6 +112,26 @@ def read_entry(entry: AccessLogEntry) -> tuple[str, Completion | Progress] | Non
     )
 
 
+def left_early(entry: AccessLogEntry) -> tuple[str, Completion] | None:
+    """The request id and the end of a request that may have been placed though its entry has no ticket.
+
+    Its client left while Envoy had not taken our answer, so there is no worker either; None: it is none such.
+    """
+    if _ticket(entry) is not None or not entry.request_id or entry.upstream is not None:
+        return None
+    if entry.intermediate or entry.log_type not in (_NOT_SET, _DOWNSTREAM_END):
+        return None
+    if classify(entry) is not Outcome.CANCELLED:
+        return None
+    completion = Completion(
+        Outcome.CANCELLED,
+        status=entry.status,
+        duration_ms=entry.duration_ms,
+        details=entry.details or None,
+    )
+    return shown(entry.request_id), completion
+
+
 def classify(entry: AccessLogEntry) -> Outcome:
     """How a finished request ended (see the module's table)."""
     if entry.details.startswith("upstream_reset_after_response_started"):
@@ -121,8 +145,16 @@ def classify(entry: AccessLogEntry) -> Outcome:
     return Outcome.FINISHED
 
 
+def _ticket(entry: AccessLogEntry) -> str | None:
+    # Envoy writes "-" for what is not there.
+    ticket = entry.ticket or entry.tags.get(TICKET_TAG)
+    return ticket if ticket and ticket != "-" else None
+
+
 def _milliseconds(microseconds: str | None) -> float | None:
     # Envoy writes "-" for what did not happen.
     if microseconds is None or not (microseconds.isascii() and microseconds.isdigit()):
+        return None
+    if len(microseconds) > _MOST_DIGITS:
         return None
     return int(microseconds) / 1000

@@ -50,7 +50,7 @@ def parse_address(text: str, lowest_port: int = 1) -> Address:
         )
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:
+    elif ":" in host and "//" not in host:
         raise AddressError(f"{text!r}: write an IPv6 address in brackets, for example [fd00::7]:8000")
     if not host or any(character.isspace() or character in "/@?#[]" for character in host):
         raise AddressError(f"{text!r} is not an address: write host:port without scheme or path")

@@ -15,6 +15,7 @@ Ours: the lease travels as metadata `warmroute` / `ticket` and comes back in the
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from extproc.protocol.addresses import AddressError, canonical_host, parse_address
 
@@ -104,13 +105,17 @@ def destination_value(endpoints: Sequence[str]) -> str:
     """
     if not endpoints:
         raise ValueError("a destination needs at least one endpoint")
-    for endpoint in endpoints:
-        host, _, port = endpoint.rpartition(":")
-        if not (host and port.isascii() and port.isdigit()) or _FORBIDDEN_IN_VALUE.search(endpoint):
-            raise ValueError(f"{endpoint!r} is not an endpoint: expected ip:port")
-        if "," in endpoint or " " in endpoint:
-            raise ValueError(f"{endpoint!r} is not one endpoint")
-    return ",".join(endpoints)
+    return ",".join(map(_checked_endpoint, endpoints))
+
+
+@lru_cache(maxsize=4096)
+def _checked_endpoint(endpoint: str) -> str:
+    host, _, port = endpoint.rpartition(":")
+    if not (host and port.isascii() and port.isdigit()) or _FORBIDDEN_IN_VALUE.search(endpoint):
+        raise ValueError(f"{endpoint!r} is not an endpoint: expected ip:port")
+    if "," in endpoint or " " in endpoint:
+        raise ValueError(f"{endpoint!r} is not one endpoint")
+    return endpoint
 
 
 def decision_metadata(endpoints: Sequence[str] | None, lease_id: str) -> dict[str, dict[str, object]]:

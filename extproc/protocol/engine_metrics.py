@@ -13,8 +13,11 @@ has 600 lines of which 25 matter. Rules:
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import nlargest
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics, HistogramTotals
@@ -63,7 +66,13 @@ SAMPLE_NAMES: tuple[str, ...] = (
 """Every sample that is read: what a filtered scrape asks for."""
 
 _WANTED = frozenset(SAMPLE_NAMES)
+_SERIES = 1 << 14  # whose names and labels are remembered: some twenty a rank
 _SHOWN = 120  # characters of a bad line that an error quotes
+_LONGEST_LINE = 32 << 10
+_REMEMBERED_LINE = 1 << 10
+_MOST_LABELS = 200
+_MOST_LINES = 1 << 13
+_MOST_ADAPTER_LINES = 512
 
 
 @dataclass(slots=True)
@@ -125,24 +134,67 @@ def _decode(page: str | bytes) -> str:
 
 
 def _wanted_lines(text: str) -> Iterator[str]:
+    """Lines with the samples that are read, as many as an engine with a hundred ranks has.
+
+    Raises:
+        ProtocolError: there are more, or one has more labels or is longer: parsing would take too long.
+    """
+    others: list[str] = []
+    count = 0
     for line in text.split("\n"):
-        if line.startswith("vllm:") and _sample_name(line) in _WANTED:
-            yield line
+        if not line.startswith("vllm:") or (name := _sample_name(line)) not in _WANTED:
+            continue
+        if len(line) > _LONGEST_LINE or line.count('="') > _MOST_LABELS:
+            raise ProtocolError(f"a line of the metrics page is too long: {line[:_SHOWN]!r}")
+        if name == LORA_INFO:
+            others.append(line)  # the series of adapters that were loaded once stay on the page
+            continue
+        count += 1
+        if count > _MOST_LINES:
+            raise ProtocolError(f"more than {_MOST_LINES} samples of engines on a metrics page")
+        yield line
+    if len(others) > _MOST_ADAPTER_LINES:
+        others = nlargest(_MOST_ADAPTER_LINES, others, key=_value_of)
+    yield from others
+
+
+def _value_of(line: str) -> float:
+    try:
+        return float(line.rpartition(" ")[2])
+    except ValueError:
+        return math.inf  # so that it is looked at, and complained of
 
 
 def _sample_name(line: str) -> str:
     return line.partition("{")[0].split(maxsplit=1)[0]
 
 
-def _samples(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str], float]]:
+def _samples(lines: Iterable[str]) -> Iterator[tuple[str, Mapping[str, str], float]]:
     for line in lines:
         try:
-            # One line at a time, so that an error can name it.
-            for family in text_string_to_metric_families(line):
-                for sample in family.samples:
+            series, _, value = line.rpartition(" ")
+            if series.endswith("}") or " " not in series:
+                # The same series come with every scrape; only their values change.
+                look_up = _series if len(series) < _REMEMBERED_LINE else _series.__wrapped__
+                yield *look_up(series), float(value)
+            else:
+                for sample in _parsed(line):
                     yield sample.name, sample.labels, float(sample.value)
         except (ValueError, IndexError) as error:
             raise ProtocolError(f"malformed line in metrics page: {line[:_SHOWN]!r}") from error
+
+
+@lru_cache(maxsize=_SERIES)
+def _series(text: str) -> tuple[str, Mapping[str, str]]:
+    """Name and labels of a line without its value."""
+    (sample,) = _parsed(f"{text} 0")
+    return sample.name, sample.labels
+
+
+def _parsed(line: str) -> Iterator[Sample]:
+    # One line at a time, so that an error can name it.
+    for family in text_string_to_metric_families(line):
+        yield from family.samples
 
 
 def _require_exposition_format(text: str) -> None:

@@ -41,6 +41,9 @@ _OUTCOMES = {
     "rejected": "It never reached a worker",
     "lost": "How it ended was never told; it was written off",
     "open": "It is not over yet",
+    "refused": "It was refused at once, or displaced: too many waited",
+    "expired": "It was refused: no worker had room for as long as it could wait",
+    "left": "The client left while it was held",
 }
 
 Line = Mapping[str, Any]
@@ -68,7 +71,8 @@ class Explanation:
 def explain(line: Line) -> Explanation:
     """The story of one line."""
     return Explanation(
-        headline=f"Request {line.get('request_id')} -> {line.get('selected_worker')}: {line.get('decision')}",
+        headline=f"Request {line.get('request_id')} -> {line.get('selected_worker') or 'no worker'}: "
+        f"{line.get('decision')}",
         request=tuple(_request(line)),
         why=tuple(_why(line)),
         happened=tuple(_happened(line)),
@@ -106,8 +110,19 @@ def _request(line: Line) -> list[str]:
         said.append(
             f"About {expected['expected']:,.0f} tokens of answer expected ({expected.get('source')})."
         )
-    said.append(f"Decided {line.get('decided') or line.get('time')} by the policy {line.get('policy')}.")
-    return said
+    if line.get("policy") is not None:
+        said.append(f"Decided {line.get('decided') or line.get('time')} by the policy {line.get('policy')}.")
+    return said + _wait(line)
+
+
+def _wait(line: Line) -> list[str]:
+    """How long it was held, where requests are."""
+    admission = line.get("admission")
+    if not isinstance(admission, Mapping) or not admission.get("held_ms"):
+        return []
+    priority = admission.get("priority")
+    said = f"It was held for {milliseconds(admission['held_ms'])} because every worker was full"
+    return [said + (f", with priority {priority:+d}." if priority else ".")]
 
 
 # --- why -------------------------------------------------------------------------------------------------

@@ -21,15 +21,14 @@ from extproc.protocol.ext_proc_messages import (
     Answer,
     BodyMode,
     Event,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
 )
 from extproc.protocol.ext_proc_request import RequestHalf, RequestState
 from extproc.protocol.ext_proc_response import ResponseHalf, ResponseState
+
+_RESPONSE_EVENTS = (ResponseHeaders, ResponseBody, ResponseTrailers)
 
 
 class ExtProcStream:
@@ -62,6 +61,11 @@ class ExtProcStream:
         return self._request.deciding
 
     @property
+    def timed(self) -> bool:
+        """Whether the gateway waits a limited time for each answer, which it may be asked to extend."""
+        return self._request.mode is not BodyMode.FULL_DUPLEX_STREAMED
+
+    @property
     def response_open(self) -> bool:
         """Whether the gateway is showing us a response body whose end we have not seen."""
         shown = self._response.mode is not BodyMode.NONE
@@ -75,12 +79,11 @@ class ExtProcStream:
         """
         if BodyMode.GRPC in (request_mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported: use BUFFERED or FULL_DUPLEX_STREAMED")
-        begun = (
-            self._request.state is not RequestState.START or self._response.state is not ResponseState.IDLE
-        )
-        if begun and (request_mode, response_mode) != (self._request.mode, self._response.mode):
+        request, response = self._request, self._response
+        begun = request.state is not RequestState.START or response.state is not ResponseState.IDLE
+        if begun and (request_mode is not request.mode or response_mode is not response.mode):
             raise ProtocolError("the body modes changed after the stream began")
-        self._request.mode, self._response.mode = request_mode, response_mode
+        request.mode, response.mode = request_mode, response_mode
 
     def add_metadata(self, update: Metadata) -> None:
         """Merge the metadata of a message into the stream's; call it before `receive`."""
@@ -92,13 +95,11 @@ class ExtProcStream:
         Raises:
             ProtocolError: this part is not legal now.
         """
-        match event:
-            case RequestHeaders() | RequestBody() | RequestTrailers():
-                return self._request.receive(event)
-            case ResponseHeaders() | ResponseBody() | ResponseTrailers():
-                if self._request.state is RequestState.REFUSED:
-                    return []
-                return [*self._response.receive(event, self._served_echo())]
+        if isinstance(event, _RESPONSE_EVENTS):
+            if self._request.state is RequestState.REFUSED:
+                return []
+            return [*self._response.receive(event, self._served_echo())]
+        return self._request.receive(event)
 
     def decided(self, answer: Answer) -> list[Action]:
         """The replies that carry the host's answer to `Decide`, and those that waited for it.

@@ -7,7 +7,7 @@ bytes are replaced by which. `apply_edits` makes all of them at once.
 What a key means is what Python's `json` (the engines' parser) takes it to mean: keys are compared after
 their escapes are decoded, and of equal keys the last one counts. Bodies must be UTF-8, as RFC 8259 says; a
 byte order mark in front is let be. The scan is linear in the size of the containers it walks through, in
-steps of whole strings, and never recursive.
+steps of whole strings, and never recursive; there are bounds on the steps.
 
 The body must be JSON that `json.loads` accepts (the caller has parsed it). Where it is not, a walk may raise
 `JsonEditError` or not notice.
@@ -70,6 +70,9 @@ _NESTING = re.compile(
 )
 _OPENING = (b"{", b"[")
 _QUOTE, _OPEN = ord('"'), (ord("{"), ord("["))
+# What a step costs, anyone can make us pay: no body of a request comes near these.
+_MOST_STEPS = 1 << 18
+_MOST_MEMBERS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ class JsonValue:
         body, position = self.body, _skip_space(self.body, self.start + 1)
         if body[position : position + 1] == b"}":
             return
+        count = 0
         while True:
             match = _STRING.match(body, position)
             if match is None:
@@ -178,6 +182,9 @@ class JsonValue:
             colon = _expect(body, match.end(), b":")
             value = _value_at(body, _skip_space(body, colon))
             yield Member(_decoded(body, position, match.end()), position, match.end(), value)
+            count += 1
+            if count > _MOST_MEMBERS:
+                raise JsonEditError(f"more than {_MOST_MEMBERS} members in one object")
             position = _skip_space(body, value.end)
             if body[position : position + 1] == b"}":
                 return
@@ -259,7 +266,9 @@ def _value_at(body: bytes, position: int) -> JsonValue:
 
 def _container_end(body: bytes, position: int) -> int:
     depth = 0
-    for match in _NESTING.finditer(body, position):
+    for step, match in enumerate(_NESTING.finditer(body, position)):
+        if step > _MOST_STEPS:
+            raise JsonEditError(f"more than {_MOST_STEPS} lists and objects, or texts between them")
         start, end = match.span()
         sign = body[start]
         if end - start > 1:  # a whole string or container

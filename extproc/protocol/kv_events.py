@@ -16,6 +16,12 @@ from extproc.core.types import AllBlocksCleared, BlockRemoved, BlockStored, KvEv
 
 Handle = int | bytes
 
+MAX_PAYLOAD_BYTES = 4 << 20
+"""A longer message is not read. A step of 64,000 new tokens makes less than one MiB."""
+_MOST_EVENTS = 1 << 16
+# msgpack's numbers by their first byte: how long they are.
+_NUMBER_BYTES = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
+
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
@@ -110,8 +116,13 @@ def decode(payload: bytes) -> KvEventBatch:
     """The events of one message.
 
     Raises:
-        ProtocolError: the bytes are not a KV event batch of any known version.
+        ProtocolError: the bytes are not a KV event batch of any known version, or more than one step makes.
     """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a KV event message of {len(payload)} bytes is longer than any engine's")
+    announced = _announced(payload)
+    if announced > _MOST_EVENTS:
+        raise ProtocolError(f"a KV event message with {announced} events has more than any engine's")
     try:
         return _batch(_MAPS.decode(payload))
     except _UNREADABLE:
@@ -146,6 +157,14 @@ def tier_of(medium: str | None) -> Tier:
 
 def _batch(batch: _MapBatch | _ArrayBatch) -> KvEventBatch:
     return KvEventBatch(batch.ts, tuple(map(_event, batch.events)), batch.data_parallel_rank)
+
+
+def _announced(payload: bytes) -> int:
+    """How many events the list after the time stamp says it has, before any is decoded."""
+    at = 1 + _NUMBER_BYTES.get(payload[1], 1) if len(payload) > 1 else 0
+    head = payload[at : at + 1]
+    length = 4 if head == b"\xdd" else 2 if head == b"\xdc" else 0
+    return int.from_bytes(payload[at + 1 : at + 1 + length], "big")
 
 
 def _known(raw: object) -> _Wire | None:

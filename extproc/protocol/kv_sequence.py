@@ -27,14 +27,22 @@ sent). Both hold: trusted. A hole that cannot be filled, a payload that cannot b
 restart: not trusted, with the cause. Untrusted content is still good for guessing. An empty answer alone
 proves nothing, since a publisher may be set to keep nothing.
 
+*Ranks.* Several data-parallel ranks may share a publisher. A clear makes irrelevant only what was lost about
+the rank whose cache it emptied, so (1) is judged for each rank by itself, and `trust` is asked per rank.
+
 *Suspended.* A lost connection most often is an engine that died, and the one that answers next may be
 empty. So what has been said counts for nothing (Suspend) from the loss until the engine is known to be the
 same or the index was reset (Resume): by the answer to the first question, or by a live message that carries
 on from what is known.
 
+*Memory.* What a machine knows of its place in the sequence can be taken (`memory`) and given to another, in
+another process or later, beside what was applied until then. That one begins as after a lost connection: what
+it was given is suspended until the engine is known to be the same.
+
 *Checks.* Every `check_interval_s` the end is asked for again, so that a message lost just before a silence
 (or a restart nobody noticed) is found. Live messages go on being applied meanwhile. If there is a hole
 because nobody answered when it was found, the check asks for that too, and if it can be had now, starts over.
+So it does, once, for a message that could not be read: where it has other bytes now, the wire had spoiled it.
 
 *Without replay* (`replay=False`) nothing can be asked: a gap or a reconnect costs the trust until the engine
 clears its cache or restarts under our eyes; a stream seen from message 0 on is trusted.
@@ -52,10 +60,25 @@ Every state goes to IDLE on disconnected; "reset" is Reset, then ask from 0: REB
 does not grow resets in every state (IDLE stays IDLE).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 
+from xxhash import xxh3_64_intdigest
+
 from extproc.core.errors import ProtocolError
+from extproc.protocol.kv_completeness import Completeness, Spoiled
+from extproc.protocol.kv_sequence_types import (
+    Action,
+    Apply,
+    RequestReplay,
+    Reset,
+    Resume,
+    SequenceLimits,
+    SequenceMemory,
+    Suspend,
+    Trust,
+    TrustChanged,
+)
 
 
 class State(Enum):
@@ -69,79 +92,30 @@ class State(Enum):
     CHECKING = "checking"
 
 
+_SILENT = "no message seen yet"
+_COMPLETE = "complete, and in step with the engine"
 _ASKING = frozenset({State.REBUILDING, State.REJOINING, State.FILLING, State.CHECKING})
 _LIVE = frozenset({State.LIVE, State.CHECKING})
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Decode this payload and apply it to the index."""
-
-    seq: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReplay:
-    """Ask for messages from `from_seq` on. Answers to earlier requests must not be passed on any more."""
-
-    from_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Forget what this publisher's events have said."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrustChanged:
-    """Whether what has been applied is the whole truth, and why it changed."""
-
-    trusted: bool
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Suspend:
-    """Do not predict from what this publisher has said: it may be gone. Keep it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """What this publisher has said counts again, as far as it was not reset."""
-
-
-Action = Apply | RequestReplay | Reset | TrustChanged | Suspend | Resume
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceLimits:
-    """How long to wait, and how much to keep.
-
-    Attributes:
-        reply_timeout_s: without a replayed message for so long, an answer counts as over, and incomplete.
-        attempts: how many answers in a row may bring nothing before a hole is given up.
-        check_interval_s: how often the end of the sequence is asked for.
-        overlap: how many known messages a question asks for again, to compare.
-        max_waiting: live messages kept while a replay runs.
-        max_waiting_bytes: their total size.
-    """
-
-    reply_timeout_s: float = 5.0
-    attempts: int = 3
-    check_interval_s: float = 30.0
-    overlap: int = 16
-    max_waiting: int = 50_000
-    max_waiting_bytes: int = 64 << 20
 
 
 _DEFAULT_LIMITS = SequenceLimits()
 
 
 class KvSequence:
-    """The machine. Every method returns the actions to take, in order."""
+    """The machine. Every method returns the actions to take, in order.
 
-    def __init__(self, *, replay: bool = True, limits: SequenceLimits = _DEFAULT_LIMITS) -> None:
+    With `memory`, about a publisher that speaks for `rank` alone, it goes on where another stood; only where
+    there is replay.
+    """
+
+    def __init__(
+        self,
+        *,
+        replay: bool = True,
+        limits: SequenceLimits = _DEFAULT_LIMITS,
+        memory: SequenceMemory | None = None,
+        rank: int = 0,
+    ) -> None:
         self._replay = replay
         self._limits = limits
         self.state = State.IDLE
@@ -149,12 +123,11 @@ class KvSequence:
         self.gaps = 0  # holes found so far in front of a live message
         self._prints: dict[int, int] = {}  # number -> fingerprint of the latest messages applied
         self._newest: tuple[int, int] | None = None  # number and fingerprint of the latest live message
-        self._whole_since: int | None = 0  # everything from here to `last` was applied; None: last is unsure
-        self._cleared = False  # a clear since then makes what was before irrelevant
-        self._hole: int | None = None  # first number of a hole that may perhaps be had later
+        self._content = Completeness()
         self._joined = False  # `last` is known to have been the end
         self._kept_replays = False  # this publisher has answered with messages before
         self._asked_last = -1  # `last` when the running question was asked; -1: it has nothing to compare
+        self._asked_from = 0  # where the running question begins
         self._reached = -1  # highest number in the answer; -1: no message yet
         self._progress = False  # it brought something new
         self._fruitless = 0  # questions in a row that brought nothing new
@@ -162,18 +135,38 @@ class KvSequence:
         self._waiting_bytes = 0
         self._deadline: float | None = None
         self._unproven = self._suspended = False
-        self._trusted = False
-        self._cause = self._told = "not connected yet"
+        self._cause = "not connected yet"
+        self._told: tuple[object, ...] = (False, self._cause, None)
+        if memory is not None and replay and memory.last >= 0:
+            self.last, self._prints = memory.last, dict(memory.prints[-limits.overlap :])
+            self._content = Completeness(memory.whole_since, frozenset({rank} if memory.cleared else ()))
+            self._kept_replays = memory.kept_replays
+            self._unproven = self._suspended = True
+
+    def memory(self) -> SequenceMemory:
+        """Where it stands, all actions it has returned being done."""
+        content = self._content
+        return SequenceMemory(
+            self.last,
+            tuple(self._prints.items()),
+            content.since,
+            bool(content.cleared),
+            self._kept_replays,
+        )
+
+    def trust(self, rank: int = 0) -> Trust:
+        """How far a rank is to be trusted, all actions returned so far being done."""
+        live = self.state in _LIVE
+        if live and not self._content.is_whole(rank):
+            return Trust(trusted=False, cause=self._content.flaw)
+        if live and self._joined:
+            return Trust(trusted=True, cause=_COMPLETE)
+        return Trust(trusted=False, cause=self._cause)
 
     @property
-    def trusted(self) -> bool:
-        """As last told by `TrustChanged`."""
-        return self._trusted
-
-    @property
-    def cause(self) -> str:
-        """Why it is trusted, or not."""
-        return self._cause
+    def holds_back(self) -> bool:
+        """Whether live messages wait for what comes before them."""
+        return bool(self._waiting)
 
     def next_deadline(self) -> float | None:
         """When to call `tick`; None: not needed."""
@@ -186,9 +179,9 @@ class KvSequence:
         actions: list[Action] = []
         self._joined = False
         if not self._replay:
-            self._cause = "no message seen yet"
+            self._cause = _SILENT
             if self.last >= 0:
-                self._doubt("reconnected, and there is no replay endpoint to ask what was missed")
+                self._content.doubt("reconnected, and there is no replay endpoint to ask what was missed")
             self._drain(actions, skip_holes=True)
             self._go_live(now)
         else:
@@ -214,7 +207,7 @@ class KvSequence:
         """
         self._require_number(seq)
         actions: list[Action] = []
-        fingerprint = hash(payload)
+        fingerprint = xxh3_64_intdigest(payload)
         newest = self._newest
         if newest is not None and seq <= newest[0]:
             if newest == (seq, fingerprint):
@@ -291,6 +284,10 @@ class KvSequence:
             case State.LIVE:
                 self._ask(State.CHECKING, now, actions)
             case State.CHECKING:
+                if self._reached >= 0:
+                    self._content.spoiled = (
+                        None  # answers break off, perhaps at it: do not ask for all every time
+                    )
                 self._go_live(now)
             case State.REBUILDING | State.REJOINING | State.FILLING:
                 if self._more_attempts():
@@ -299,19 +296,17 @@ class KvSequence:
                     self._give_up(now, actions)
         return self._settled(actions)
 
-    def cleared(self, seq: int) -> list[Action]:
-        """Message `seq`, just applied, emptied the engine's cache: what was before is irrelevant."""
-        if self._whole_since is None:
-            self._whole_since = seq
-        if self._whole_since <= seq <= self.last:
-            self._cleared = True
-            self._hole = None
+    def cleared(self, seq: int, rank: int = 0, ranks: Iterable[int] = (0,)) -> list[Action]:
+        """Message `seq`, just applied, emptied the cache of `rank`: what it held before is irrelevant.
+
+        `ranks` are all that the publisher speaks for, as far as that is known.
+        """
+        self._content.clear(seq, self.last, rank, ranks)
         return self._settled([])
 
     def unreadable(self, seq: int) -> list[Action]:
         """The payload of message `seq`, just applied, could not be decoded: its events are lost."""
-        if self._whole_since is None or seq >= self._whole_since:
-            self._doubt(f"message {seq} could not be read")
+        self._content.spoil(seq, self._prints.get(seq) if self._replay else None)
         return self._settled([])
 
     # --- steps -------------------------------------------------------------------------------------
@@ -330,8 +325,9 @@ class KvSequence:
         self._progress = False
         self._deadline = now + self._limits.reply_timeout_s
         start = next(iter(self._prints), 0)
-        if state is State.CHECKING and self._hole is not None:
-            start = min(start, self._hole)
+        if state is State.CHECKING and (mend_from := self._content.mend_from) is not None:
+            start = min(start, mend_from)
+        self._asked_from = start
         actions.append(RequestReplay(start))
 
     def _more_attempts(self) -> bool:
@@ -343,16 +339,21 @@ class KvSequence:
 
     def _same_engine(self, seq: int, payload: bytes, first: bool, now: float, actions: list[Action]) -> bool:
         """Judge a message of an answer; False if it sent us back to message 0."""
-        if first and self.state is State.CHECKING and self._hole is not None:
-            if seq <= self._hole:
-                self._start_over(f"message {self._hole} can be had again", now, actions)
+        content = self._content
+        if first and self.state is State.CHECKING and content.hole is not None:
+            if seq <= content.hole:
+                self._start_over(f"message {content.hole} can be had again", now, actions)
                 return False
-            self._hole = None
+            content.hole = None
+        spoiled = content.spoiled if self.state is State.CHECKING else None
+        if spoiled is not None and self._reads_otherwise(spoiled, seq, payload):
+            self._start_over(f"message {seq} can be read now", now, actions)
+            return False
         if self._asked_last < 0:
             return True
         known = self._prints.get(seq)
         if known is not None:
-            if known != hash(payload):
+            if known != xxh3_64_intdigest(payload):
                 self._restarted(f"message {seq} is another one now", now, actions)
                 return False
             self._unproven = False
@@ -364,6 +365,18 @@ class KvSequence:
             self._forget()
             self.state = State.REBUILDING
         return True
+
+    def _reads_otherwise(self, spoiled: Spoiled, seq: int, payload: bytes) -> bool:
+        """Whether this is the message that could not be read, with other bytes; then all can be had again."""
+        if self._asked_from > spoiled.since:
+            return False  # asked before it came
+        if self._reached < 0 and seq > spoiled.since:
+            self._content.spoiled = None  # what came before it is gone: nothing would be whole
+            return False
+        if seq != spoiled.seq:
+            return False
+        self._content.spoiled = None  # no question will mend the same bytes
+        return xxh3_64_intdigest(payload) != spoiled.fingerprint
 
     def _gap(self, seq: int, payload: bytes, now: float, actions: list[Action]) -> None:
         """A live message that cannot be applied yet."""
@@ -386,7 +399,9 @@ class KvSequence:
             return
         self._drain(actions, skip_holes=True)
         self._go_live(now)
-        if not self._joined and self.last >= 0:
+        if self.last < 0:
+            self._cause = _SILENT
+        elif not self._joined:
             self._ask(State.CHECKING, now, actions)
 
     def _end_check(self, now: float, actions: list[Action]) -> None:
@@ -397,12 +412,14 @@ class KvSequence:
         else:
             self._joined = self._joined or self._reached == self.last >= 0
             self._go_live(now)
+            if self.last < 0:
+                self._cause = _SILENT
 
     def _give_up(self, now: float, actions: list[Action]) -> None:
         """No answer: go on with what there is."""
         if self.state is State.REJOINING:
-            self._doubt("the replay endpoint did not answer after a reconnect")
-            self._hole = self.last
+            self._content.doubt("the replay endpoint did not answer after a reconnect")
+            self._content.hole = self.last
         elif self.last < 0:
             self._cause = "the replay endpoint does not answer"
         self._drain(actions, skip_holes=True)
@@ -426,10 +443,10 @@ class KvSequence:
     def _forget(self) -> None:
         self.last = self._asked_last = -1
         self._unproven = False
-        self._hole = None
+        self._content.begin_anew()
         self._prints.clear()
         self._newest = None
-        self._whole_since, self._cleared, self._joined = 0, False, False
+        self._joined = False
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -446,7 +463,7 @@ class KvSequence:
             if seq > self.last + 1:
                 if not skip_holes:
                     break
-                self._hole = self.last + 1 if self._hole is None else self._hole
+                self._content.lose(self.last + 1)
                 self._skip_to(seq, f"messages {self.last + 1} to {seq - 1} could not be had again")
             if seq == self.last + 1:
                 self._apply(seq, payload, actions)
@@ -458,31 +475,26 @@ class KvSequence:
 
     def _apply(self, seq: int, payload: bytes, actions: list[Action]) -> None:
         self.last = seq
-        self._prints[seq] = hash(payload)
+        self._prints[seq] = xxh3_64_intdigest(payload)
         if len(self._prints) > self._limits.overlap:
             del self._prints[next(iter(self._prints))]
         actions.append(Apply(seq, payload))
 
     def _skip_to(self, seq: int, cause: str) -> None:
-        self._whole_since, self._cleared = seq, False
+        self._content.skip_to(seq, cause)
         self.last = seq - 1
-        self._cause = cause
-
-    def _doubt(self, cause: str) -> None:
-        """Something is missing, and no number says where it ends: untrusted until a clear."""
-        self._whole_since, self._cleared = None, False
-        self._cause = cause
 
     def _settled(self, actions: list[Action]) -> list[Action]:
-        """Tell what has changed: the trust, the reason for distrust, whether the content counts at all."""
+        """Tell what has changed: trust in any rank, why there is none, whether the content counts at all."""
         if self._unproven != self._suspended:
             self._suspended = self._unproven
             actions.append(Suspend() if self._unproven else Resume())
-        whole = self._cleared or self._whole_since == 0
-        trusted = whole and self._joined and self.state in _LIVE
-        if trusted:
-            self._cause = "complete, and in step with the engine"
-        if trusted != self._trusted or self._cause != self._told:
-            self._trusted, self._told = trusted, self._cause
-            actions.append(TrustChanged(trusted, self._cause))
+        live = self.state in _LIVE
+        joined = live and self._joined
+        content = self._content
+        flawed = (content.flaw, content.cleared) if live and content.since != 0 else None
+        told = (joined, _COMPLETE if joined else self._cause, flawed)
+        if told != self._told:
+            self._told = told
+            actions.append(TrustChanged())
         return actions

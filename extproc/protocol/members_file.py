@@ -23,7 +23,9 @@ from extproc.core.errors import ProtocolError
 from extproc.core.types import Member
 from extproc.protocol.addresses import AddressError, parse_address
 
-_UNUSABLE = frozenset({"UNHEALTHY", "DRAINING", "TIMEOUT"})
+_UNUSABLE = ("UNHEALTHY", "DRAINING", "TIMEOUT")
+# Besides its own errors, PyYAML lets through those of the types it makes: a date that is none, for instance.
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError)
 _TYPES: Mapping[str, type] = {
     "endpoint": str,
     "pool": str,
@@ -48,7 +50,7 @@ def parse_members(text: str, template: Member, cluster: str | None = None) -> tu
     """
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"not valid YAML or JSON: {' '.join(str(error).split())}") from error
     members: dict[str, Member] = {}
     for entry in _entries(data, cluster):
@@ -90,7 +92,7 @@ def _envoy_entry(lb_endpoint: Any) -> Mapping[str, Any]:
     try:
         address = _either(lb_endpoint["endpoint"]["address"], "socket_address")
         endpoint = f"{_bracketed(address['address'])}:{_either(address, 'port_value')}"
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"an endpoint has no socket address: {lb_endpoint!r}") from error
     extra = (
         _either(_either(_either(lb_endpoint, "metadata") or {}, "filter_metadata") or {}, "warmroute") or {}
@@ -98,7 +100,10 @@ def _envoy_entry(lb_endpoint: Any) -> Mapping[str, Any]:
     if not isinstance(extra, dict):
         raise ProtocolError(f"warmroute metadata of {endpoint} must be a mapping")
     # Numbers in protobuf's Struct are floats.
-    whole = {key: int(value) if isinstance(value, float) else value for key, value in extra.items()}
+    whole = {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in extra.items()
+    }
     return {**whole, "endpoint": endpoint}
 
 
@@ -118,7 +123,7 @@ def _list(mapping: Any, name: str) -> list[Any]:
 
 
 def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]" if host.count(":") else host
 
 
 def _member(entry: Any, template: Member) -> Member:

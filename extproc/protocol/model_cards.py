@@ -31,6 +31,7 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
+_MOST_OBJECTS = 1 << 15  # two or three for each model or adapter
 _DECODER = msgspec.json.Decoder(_Cards)
 
 
@@ -40,6 +41,8 @@ def parse_model_cards(body: bytes) -> tuple[ModelCard, ...]:
     Raises:
         ProtocolError: not a list of models in OpenAI's form.
     """
+    if body.count(b"{") > _MOST_OBJECTS:
+        raise ProtocolError(f"/v1/models has more than {_MOST_OBJECTS} entries")
     try:
         cards = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -6,7 +6,6 @@ read (no JSON object on an inference path) is refused, in the error shape OpenAI
 """
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,17 +14,15 @@ from typing import Any
 import msgspec
 
 from extproc.core.errors import WarmrouteError
+from extproc.protocol.body_limits import DEFAULT_LIMITS, BodyLimits, gunzip, has_more_values
 from extproc.protocol.json_edit import JsonEditError, parse_document
-
-DECODED_LIMIT = 64 * 1024 * 1024
-"""Most bytes a compressed body may decode to before it is routed by load only."""
-
-_GZIP_MEMBERS = 16  # each one copies what is left of the body: a bomb of another kind
+from extproc.protocol.names import shown
 
 MOST_SEQUENCES = 16_384
 """More sequences than this are counted as so many; vLLM refuses a larger `n` (its VLLM_MAX_N_SEQUENCES)."""
 
 _MOST = (1 << 31) - 1
+_MOST_QUOTES = 1 << 20
 
 COMPLETION_DEFAULT_MAX_TOKENS = 16  # what /v1/completions generates when the request does not say
 
@@ -107,9 +104,13 @@ class InferenceRequest:
 
 
 def parse_request(
-    method: str, path: str, headers: Mapping[str, str], body: bytes
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    limits: BodyLimits = DEFAULT_LIMITS,
 ) -> InferenceRequest | LoadOnly:
-    """Read one request. `headers` have lower-case names; `path` may carry a query string.
+    """Read one request, within `limits`. `headers` have lower-case names; `path` may carry a query string.
 
     Raises:
         BadRequest: the path is an inference endpoint and the body is not a JSON object.
@@ -119,21 +120,38 @@ def parse_request(
         return LoadOnly("method")
     if kind is None:
         return LoadOnly("path", _model_of(body))
+    plain = _plain(headers, body, limits)
+    if not plain:  # what an empty body means is for the engine to say
+        return LoadOnly("content-encoding" if plain is None else "no-body")
+    document = _document(plain, limits)
+    if isinstance(document, LoadOnly):
+        return document
+    excess = _excess(kind, document, limits)
+    if excess is not None:
+        return LoadOnly(excess, _name(document.get("model")))
+    return _describe(kind, document, len(plain))
+
+
+def _plain(headers: Mapping[str, str], body: bytes, limits: BodyLimits) -> bytes | None:
+    """The body without its content encoding; None where it cannot be had."""
     encoding = headers.get("content-encoding", "").strip().lower()
-    if encoding not in ("", "identity"):
-        decoded = _gunzip(body) if encoding in ("gzip", "x-gzip") else None
-        if decoded is None:
-            return LoadOnly("content-encoding")
-        body = decoded
-    if not body:  # what it means is for the engine to say
-        return LoadOnly("no-body")
+    if encoding in ("", "identity"):
+        return body
+    return gunzip(body, limits.read_bytes) if encoding in ("gzip", "x-gzip") else None
+
+
+def _document(body: bytes, limits: BodyLimits) -> dict[str, Any] | LoadOnly:
+    if len(body) > limits.read_bytes:
+        return LoadOnly("body-too-long", _model_of(body))
+    if has_more_values(body, limits.json_values):
+        return LoadOnly("json-too-many-values", _model_of(body))
     try:
         document = decode_json(body)
     except RecursionError:
         return LoadOnly("json-too-deep")
     if not isinstance(document, dict):
         raise BadRequest(400, "The request body must be a JSON object.", code="invalid_json")
-    return _describe(kind, document, len(body))
+    return document
 
 
 def decode_json(body: bytes) -> Any:
@@ -159,29 +177,41 @@ def decode_json(body: bytes) -> Any:
 
 
 def _describe(kind: RequestKind, body: dict[str, Any], size: int) -> InferenceRequest:
-    limits = (_integer(body.get(key)) for key in _OUTPUT_LIMIT_KEYS[kind])
-    limit = next((value for value in limits if value is not None), None)
+    limit = None
+    for key in _OUTPUT_LIMIT_KEYS[kind]:
+        limit = _integer(body.get(key))
+        if limit is not None:
+            break
     sequences = _integer(body.get("n")) or 1
-    user = _text(body.get("user"))
+    user = _name(body.get("user"))
     if kind is RequestKind.COMPLETION:
         sequences *= _prompt_count(body.get("prompt"))
         if "max_tokens" not in body:
             limit = COMPLETION_DEFAULT_MAX_TOKENS
     elif kind is RequestKind.MESSAGES and isinstance(body.get("metadata"), dict):
-        user = _text(body["metadata"].get("user_id"))
+        user = _name(body["metadata"].get("user_id"))
     return InferenceRequest(
         kind=kind,
-        model=_text(body.get("model")),
+        model=_name(body.get("model")),
         body=body,
         size=size,
         max_output_tokens=limit,
         stream=body.get("stream") is True,
         cache_salt=_text(body.get("cache_salt")),
         sequences=max(1, min(sequences, MOST_SEQUENCES)),
-        prompt_cache_key=_text(body.get("prompt_cache_key")),
+        prompt_cache_key=_name(body.get("prompt_cache_key")),
         user=user,
         priority=_integer(body.get("priority")),
     )
+
+
+def _excess(kind: RequestKind, body: Mapping[str, Any], limits: BodyLimits) -> str | None:
+    """Why there is more in a body than is looked at; None: there is not."""
+    if kind is RequestKind.COMPLETION:
+        return "too-many-prompts" if _prompt_count(body.get("prompt")) > limits.prompts else None
+    conversation = body.get("input" if kind is RequestKind.RESPONSES else "messages")
+    too_many = isinstance(conversation, list) and len(conversation) > limits.messages
+    return "too-many-messages" if too_many else None
 
 
 def _prompt_count(prompt: object) -> int:
@@ -201,30 +231,18 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def _name(value: object) -> str | None:
+    """A text that names something, as it is logged."""
+    text = _text(value)
+    return None if text is None else shown(text)
+
+
 def _model_of(body: bytes) -> str | None:
-    """The `model` field of a body we otherwise do not read, if it has one."""
+    """The `model` field of a body we otherwise do not read, if it has one and is quickly found."""
+    if body.count(b'"') > _MOST_QUOTES:
+        return None
     try:
         model = parse_document(body).get("model") if body else None
-        return None if model is None else model.text() or None
+        return None if model is None else _name(model.text())
     except JsonEditError:
         return None
-
-
-def _gunzip(data: bytes) -> bytes | None:
-    """The decoded bytes; None when the data is broken or decodes to more than `DECODED_LIMIT`."""
-    out: list[bytes] = []
-    room = DECODED_LIMIT
-    for _ in range(_GZIP_MEMBERS):
-        decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        try:
-            piece = decoder.decompress(data, room + 1)
-        except zlib.error:
-            return None
-        room -= len(piece)
-        if room < 0 or not decoder.eof:
-            return None
-        out.append(piece)
-        data = decoder.unused_data  # gzip members may follow one another
-        if not data:
-            return b"".join(out)
-    return None

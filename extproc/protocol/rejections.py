@@ -88,17 +88,22 @@ def body_too_large(limit: int) -> Reject:
     return Reject(413, f"The request body exceeds {limit} bytes.", "body_too_large", code="request_too_large")
 
 
-def overloaded(retry_after_s: int | None = None) -> Reject:
+def overloaded(retry_after_s: int | None = None, why: str = "overloaded") -> Reject:
     """429: shed because of load."""
     headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
     return Reject(
         SHED_STATUS,
         "All replicas of this model are at their limit; try again later.",
-        "overloaded",
+        why,
         type="rate_limit_error",
         code="rate_limit_exceeded",
         headers=headers,
     )
+
+
+def left_while_held() -> Reject:
+    """499: nobody reads it; the client has gone while we held its request."""
+    return Reject(499, "The client left while its request was held.", "left_while_held", type="client_error")
 
 
 def no_ready_endpoint(message: str = "No replica of this model is ready; try again later.") -> Reject:

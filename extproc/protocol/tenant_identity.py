@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from extproc.protocol.endpoint_picker import Metadata
+from extproc.protocol.names import LONGEST
 
 JWT_NAMESPACE = "envoy.filters.http.jwt_authn"
 """Where Envoy's jwt_authn filter puts the payload of a token, under its `payload_in_metadata`."""
-
-_MAX_NAME = 256  # characters; a longer name is none we could be configured for
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,10 @@ def _at(value: object, path: Iterable[str]) -> object:
 
 
 def _name(value: object) -> str:
-    """A name from what metadata can hold: text, or a whole number. Anything else names nobody."""
+    """A name from what metadata can hold: text, or a whole number. Anything else names nobody.
+
+    Nor does a text that is longer, or less printable, than a name we could be configured for.
+    """
     if isinstance(value, bool):
         return ""
     if isinstance(value, int | float):
@@ -92,4 +94,4 @@ def _name(value: object) -> str:
     if not isinstance(value, str):
         return ""
     name = value.strip()
-    return name if len(name) <= _MAX_NAME else ""
+    return name if len(name) <= LONGEST and name.isprintable() else ""

@@ -85,6 +85,7 @@ class UsageReader:
         self._rest = b""  # an unfinished line
         self._skipping = False  # in a line that is too long
         self._event: list[bytes] = []
+        self._event_bytes = 0
         self._fields: dict[str, object] = {}
 
     @property
@@ -134,10 +135,14 @@ class UsageReader:
         if not line:
             self._dispatch()
         elif line.startswith(b"data:"):
-            self._event.append(line[5:])
+            self._event_bytes += len(line)
+            if self._event_bytes <= MAX_EVENT_BYTES:
+                self._event.append(line[5:])
+            else:
+                self._event.clear()
 
     def _dispatch(self) -> None:
-        event, self._event = b"\n".join(self._event), []
+        event, self._event, self._event_bytes = b"\n".join(self._event), [], 0
         self._parse(event)
 
     def _parse(self, document: bytes) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from extproc.core.types import Completion, Outcome
-from extproc.protocol.access_log import AccessLogEntry, Progress, classify, read_entry
+from extproc.protocol.access_log import AccessLogEntry, Progress, classify, left_early, read_entry
 
 WORKER = "10.0.0.1:8000"
 
@@ -115,3 +115,44 @@ def test_the_ticket_may_come_as_a_tag():
 @pytest.mark.parametrize("tags", [{}, {"ticket": ""}, {"ticket": "-"}])
 def test_requests_of_others_are_skipped(tags):
     assert read_entry(entry(ticket=None, tags=tags)) is None
+
+
+@pytest.mark.parametrize("figure", ["9" * 17, "9" * 5000, "²", "-1", "1.5", "1e3"])
+def test_a_time_that_is_none_is_unknown(figure):
+    _, completion = read_entry(entry(tags={"first_body_us": figure}))
+    assert completion.first_body_ms is None
+
+
+EARLY = {
+    "ticket": None,
+    "upstream": None,
+    "status": 0,
+    "details": "downstream_remote_disconnect",
+    "flags": {"downstream_connection_termination"},
+    "request_id": "r\x1b1",
+    "duration_ms": 12.0,
+    "tags": {"ticket": "-"},
+}
+
+
+def test_a_client_that_left_before_the_ticket_is_known_by_its_request_id():
+    request_id, done = left_early(entry(**EARLY))
+    assert request_id == "r?1"  # as it was noted when it came
+    assert (done.outcome, done.duration_ms, done.served_by) == (Outcome.CANCELLED, 12.0, None)
+    assert done.details == "downstream_remote_disconnect"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ticket": "t"},
+        {"tags": {"ticket": "t"}},
+        {"upstream": WORKER},
+        {"flags": frozenset()},
+        {"request_id": ""},
+        {"log_type": 5},
+        {"intermediate": True},
+    ],
+)
+def test_no_other_entry_is_about_a_client_that_left_so_early(change):
+    assert left_early(entry(**(EARLY | change))) is None

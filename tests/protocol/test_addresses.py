@@ -46,6 +46,11 @@ def test_what_is_not_an_address_is_refused_with_the_text(text):
     assert repr(text) in str(error.value)
 
 
+def test_a_url_is_not_taken_for_ipv6():
+    with pytest.raises(AddressError, match="without scheme or path"):
+        parse_address("http://h:80")
+
+
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65_535))
 def test_ip_addresses_survive_a_round_trip(ip, port):
     address = parse_address(str(Address(str(ip), port)))

@@ -5,10 +5,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics, HistogramTotals
-from extproc.protocol.engine_metrics import SAMPLE_NAMES, has_unwanted_samples, parse_engine_metrics
+from extproc.protocol.engine_metrics import (
+    SAMPLE_NAMES,
+    _samples,
+    has_unwanted_samples,
+    parse_engine_metrics,
+)
 
 PAGE = gzip.decompress((Path(__file__).parents[1] / "data/vllm/metrics_0.32.txt.gz").read_bytes()).decode()
 
@@ -233,3 +239,49 @@ def test_how_many_adapters_fit_on_the_gpu():
     line = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters=""} 5\n'
     assert parse_engine_metrics(line)[0].max_adapters == 4
     assert parse_engine_metrics("vllm:num_requests_running 1\n")[0].max_adapters is None
+
+
+LABEL_TEXT = st.text(st.sampled_from('ab" \\n{},=}'), max_size=8)
+
+
+@given(st.dictionaries(st.sampled_from(["engine", "model_name", "x"]), LABEL_TEXT, max_size=3), st.floats())
+def test_remembered_series_are_read_as_the_library_reads_their_lines(labels, value):
+    escaped = {
+        name: text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        for name, text in labels.items()
+    }
+    inside = ",".join(f'{name}="{text}"' for name, text in escaped.items())
+    line = f"vllm:num_requests_running{{{inside}}} {value!r}"
+    expected = [
+        (sample.name, sample.labels, str(float(sample.value)))
+        for family in text_string_to_metric_families(line)
+        for sample in family.samples
+    ]
+    for _ in range(2):  # the second time its series is known
+        assert [(name, dict(found), str(number)) for name, found, number in _samples([line])] == expected
+
+
+def test_a_line_with_a_time_is_no_series_with_another_value():
+    assert parse_engine_metrics("vllm:num_requests_running 3 1700000000\n")[0].running == 3
+    assert parse_engine_metrics('vllm:num_requests_running{engine="0"} 4 1700000000\n')[0].running == 4
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "vllm:num_requests_running{" + ",".join(f'a{number}="1"' for number in range(201)) + "} 1\n",
+        'vllm:num_requests_running{a="' + "x" * 40_000 + '"} 1\n',
+        "vllm:num_requests_running " + "9" * 40_000 + "\n",
+        "".join(f'vllm:num_requests_running{{engine="{number}"}} 1\n' for number in range(9000)),
+    ],
+    ids=["labels", "long label", "long value", "samples"],
+)
+def test_a_page_that_would_take_long_is_a_protocol_error(page):
+    with pytest.raises(ProtocolError, match=r"too long|more than"):
+        parse_engine_metrics(page)
+
+
+def test_of_thousands_of_old_adapter_series_the_newest_are_read():
+    series = 'vllm:lora_requests_info{{max_lora="{number}",running_lora_adapters="a{number}"}} {number}\n'
+    page = "".join(series.format(number=number) for number in range(1, 20_000))
+    assert parse_engine_metrics(page)[0].max_adapters == 19_999

@@ -201,3 +201,35 @@ def test_shadows_say_what_they_would_have_done():
 def test_a_line_with_almost_nothing_is_no_error():
     assert explain({}).why == ()
     assert explain({"candidate_workers": [{"worker": "a"}, {"worker": "b"}]}).why
+
+
+def test_how_long_a_request_was_held_is_told():
+    held = line(WARM, COLD, admission={"held_ms": 1500.0, "priority": 2})
+    assert (
+        "It was held for 1,500.0 ms because every worker was full, with priority +2." in explain(held).request
+    )
+    at_once = line(WARM, COLD, admission={"held_ms": 0.0, "priority": 0})
+    assert "held" not in " ".join(explain(at_once).request)
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [("expired", "no worker had room"), ("refused", "too many waited"), ("left", "client left")],
+)
+def test_a_request_that_was_held_in_vain_has_a_story_too(ending, told):
+    story = explain(
+        {
+            "request_id": "r",
+            "model": "m",
+            "pool": "default",
+            "prompt_tokens": 10,
+            "decision": ending,
+            "outcome": ending,
+            "admission": {"held_ms": 20_000.0, "priority": 0},
+            "candidate_workers": [],
+        }
+    )
+    assert story.headline == f"Request r -> no worker: {ending}"
+    assert "It was held for 20.0 s because every worker was full." in story.request
+    assert told in story.happened[0]
+    assert "policy" not in " ".join(story.request)

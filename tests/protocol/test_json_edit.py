@@ -271,3 +271,14 @@ def test_depth_costs_no_stack() -> None:
 def test_text_is_written_in_utf8_where_it_can_be() -> None:
     assert encode({"é": '"\u2028'}) == '{"é":"\\"\u2028"}'.encode()
     assert encode("\ud800") == b'"\\ud800"'
+
+
+def test_a_walk_is_bounded_in_steps_and_members() -> None:
+    with pytest.raises(JsonEditError, match="more than 262144 lists"):
+        parse_document(b'{"a":[' + b"[]," * 262_150 + b"[]]}")
+    with pytest.raises(JsonEditError, match=r"has no end|more than"):
+        parse_document(b'{"a":' + b"[" * 300_000)
+    wide = parse_document(b"{" + b",".join(b'"k%d":1' % number for number in range(5000)) + b"}")
+    with pytest.raises(JsonEditError, match="more than 4096 members"):
+        wide.get("k1")
+    assert parse_document(b'{"a":[' + b"1," * 1_000_000 + b'1],"b":2}').get("b") is not None

@@ -167,6 +167,21 @@ def test_what_is_not_a_batch_is_a_protocol_error(payload: bytes) -> None:
         decode(payload)
 
 
+@pytest.mark.parametrize("stamp", [1.5, 0, 7, 200, -1, -200, 1 << 20, 1 << 40, -(1 << 40)])
+def test_more_events_than_a_step_makes_are_not_even_decoded(stamp: float) -> None:
+    for event in (["AllBlocksCleared"], {"type": "AllBlocksCleared"}, ["Unknown"], []):
+        flood = msgspec.msgpack.encode([stamp, [event] * 70_000])
+        with pytest.raises(ProtocolError, match="70000 events"):
+            decode(flood)
+    assert len(decode(msgspec.msgpack.encode([stamp, [["AllBlocksCleared"]] * 1000])).events) == 1000
+
+
+def test_a_message_longer_than_any_step_is_not_read() -> None:
+    tokens = msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1] * (5 << 20), 16]]])
+    with pytest.raises(ProtocolError, match="longer than any engine's"):
+        decode(tokens)
+
+
 @given(st.binary(max_size=200), st.sampled_from(VERSIONS), st.integers(0, 180))
 def test_corrupt_bytes_never_raise_anything_else(noise: bytes, version: str, at: int) -> None:
     whole = wire(version, "mixed")

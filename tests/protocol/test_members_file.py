@@ -88,6 +88,19 @@ def test_a_repeated_entry_counts_once_unless_it_contradicts():
         parse_members("[a:1, {endpoint: a:1, dp_size: 2}]", TEMPLATE)
 
 
+def lb_endpoint(address, metadata="{}", health="HEALTHY"):
+    """An Envoy file of one endpoint."""
+    return (
+        f"endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {address}}}}},"
+        f" health_status: {health}, metadata: {{filter_metadata: {{warmroute: {metadata}}}}}}}]}}]"
+    )
+
+
+def test_a_health_status_that_is_none_is_no_reason_to_leave_a_worker_out():
+    text = lb_endpoint("{address: 10.0.0.1, port_value: 8000}", health="[odd]")
+    assert parse_members(text, TEMPLATE) == (member("10.0.0.1:8000"),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -103,6 +116,14 @@ def test_a_repeated_entry_counts_once_unless_it_contradicts():
         ("[{endpoint: a:1, dp_size: true}]", "dp_size must be int"),
         ("[{endpoint: a:1, dp_size: 0}]", "dp_size must be at least 1"),
         ("[{endpoint: a:1, pool: null}]", "pool must be str"),
+        ("[{endpoint: a:1, revision: 2024-13-45}]", "not valid YAML or JSON: month must be in 1..12"),
+        ("[{endpoint: a:1, dp_size: !!int ''}]", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
+        (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: .nan}"), "dp_size must be int"),
+        (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: .inf}"), "dp_size must be int"),
+        (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: 1.5}"), "dp_size must be int"),
+        (lb_endpoint("{address: {a: b}, port_value: 80}"), "no socket address"),
+        (lb_endpoint("{address: 7, port_value: 80}"), "no socket address"),
         ("resources: [7]", "must be a mapping"),
         ("resources: [{cluster_name: w, endpoints: [7]}]", "lb_endpoints"),
         ("resources: [{cluster_name: w, endpoints: [{lb_endpoints: [{}]}]}]", "no socket address"),

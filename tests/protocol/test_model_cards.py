@@ -40,6 +40,12 @@ def test_other_bodies_are_protocol_errors(body):
         parse_model_cards(body)
 
 
+def test_a_flood_of_models_is_a_protocol_error():
+    body = b'{"data":[' + b'{"id":"x"},' * 40_000 + b'{"id":"y"}]}'
+    with pytest.raises(ProtocolError, match="/v1/models has more than"):
+        parse_model_cards(body)
+
+
 @given(st.binary())
 def test_any_bytes_give_cards_or_a_protocol_error(body):
     with contextlib.suppress(ProtocolError):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.protocol import openai
+from extproc.protocol.body_limits import BodyLimits
 from extproc.protocol.openai import (
     MOST_SEQUENCES,
     BadRequest,
@@ -183,12 +184,50 @@ def test_pitfall_34_other_encodings_are_routed_by_load(encoding, body):
     assert post("/v1/chat/completions", body, {"content-encoding": encoding}) == LoadOnly("content-encoding")
 
 
-def test_pitfall_34_a_bomb_is_routed_by_load(monkeypatch):
-    monkeypatch.setattr(openai, "DECODED_LIMIT", 1000)
-    body = gzip.compress(b" " * 1001)
-    assert post("/v1/chat/completions", body, {"content-encoding": "gzip"}) == LoadOnly("content-encoding")
+def within(limits, body, path="/v1/chat/completions", headers=None):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_request("POST", path, headers or {}, data, limits)
+
+
+def test_pitfall_34_a_bomb_is_routed_by_load():
+    zipped = {"content-encoding": "gzip"}
+    limits = BodyLimits(read_bytes=1000)
+    bomb = gzip.compress(b" " * 1001)
+    assert within(limits, bomb, headers=zipped) == LoadOnly("content-encoding")
     fits = gzip.compress(b"{}" + b" " * 998)
-    assert isinstance(post("/v1/chat/completions", fits, {"content-encoding": "gzip"}), InferenceRequest)
+    assert isinstance(within(limits, fits, headers=zipped), InferenceRequest)
+
+
+def test_what_is_more_than_the_limits_is_routed_by_load_to_its_model():
+    limits = BodyLimits(read_bytes=2000, json_values=100, messages=2, prompts=2)
+    chat, completion = "/v1/chat/completions", "/v1/completions"
+    long = {"prompt": "x" * 2000, "model": "m"}
+    assert within(limits, long, completion) == LoadOnly("body-too-long", "m")
+    many = {"prompt": list(range(101)), "model": "m"}
+    assert within(limits, many, completion) == LoadOnly("json-too-many-values", "m")
+    prompts = {"prompt": ["a"] * 3, "model": "m"}
+    assert within(limits, prompts, completion) == LoadOnly("too-many-prompts", "m")
+    messages = [{"role": "user", "content": "a"}] * 3
+    assert within(limits, {"messages": messages, "model": "m"}, chat) == LoadOnly("too-many-messages", "m")
+    assert within(limits, {"input": messages, "model": "m"}, "/v1/responses") == LoadOnly(
+        "too-many-messages", "m"
+    )
+    fits = {"messages": messages[:2], "model": "m"}
+    assert isinstance(within(limits, fits, chat), InferenceRequest)
+
+
+def test_names_are_cut_and_fit_for_a_log():
+    body = json.dumps({"model": "m" * 5000, "user": "\ud800u", "prompt": "a"}).encode()
+    parsed = post("/v1/completions", body)
+    assert parsed.model == "m" * 256
+    assert parsed.user == "?u"
+    assert post("/v1/completions", {"prompt": "a", "model": "m\x1b[2J"}).model == "m?[2J"
+    assert post("/v1/embeddings", body) == LoadOnly("path", "m" * 256)
+
+
+def test_a_model_is_not_looked_for_among_a_million_texts():
+    body = b'{"a":[' + b'"",' * (1 << 19) + b'""],"model":"m"}'
+    assert post("/v1/embeddings", body) == LoadOnly("path", None)
 
 
 def test_pitfall_23_keys_stay_in_wire_order():

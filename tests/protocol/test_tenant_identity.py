@@ -60,3 +60,8 @@ def test_what_the_gateway_must_send():
     sources = [HEADER, CLAIM, FromMetadata(JWT_NAMESPACE, ("x",)), CERTIFICATE, CERTIFICATE]
     assert namespaces(sources) == (JWT_NAMESPACE,)
     assert attribute_names(sources) == ("connection.uri_san_peer_certificate",)
+
+
+def test_a_name_that_a_terminal_would_obey_names_nobody():
+    for name in ("acme\x1b[2J", "a\nb", "a\ud800"):
+        assert identify([FromHeader("x-tenant")], {"x-tenant": name}, {}, {}) == ""

@@ -129,6 +129,16 @@ def test_memory_is_bounded(monkeypatch):
     assert reader.finish() == SAME
 
 
+def test_an_event_of_lines_without_end_is_bounded_too(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EVENT_BYTES", 300)
+    reader = UsageReader("text/event-stream")
+    for _ in range(1000):
+        reader.feed(b"data: x\n")
+    assert len(reader._event) == 0
+    reader.feed(b"\n" + STREAMS["chat"])
+    assert reader.finish() == SAME
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
