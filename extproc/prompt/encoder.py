@@ -17,12 +17,13 @@ import xxhash
 from extproc.prompt.anthropic import from_messages_request
 from extproc.prompt.chat import ChatInput, from_chat_request
 from extproc.prompt.content_format import ContentFormat
-from extproc.prompt.encoders import Encoder, choose_encoder
+from extproc.prompt.encoders import DEFAULT_CACHE_BYTES, Encoder, choose_encoder
 from extproc.prompt.errors import Unsupported
 from extproc.prompt.messages import conversation, has_media
 from extproc.prompt.model_files import ModelFiles
 from extproc.prompt.responses import from_responses_request
 from extproc.prompt.template import ChatTemplate, Clock
+from extproc.prompt.template_guard import DEFAULT_LIMITS, TemplateLimits
 from extproc.prompt.tokenizer import load_tokenizer, special_tokens
 from extproc.prompt.tools import tools_for_template
 from extproc.prompt.truncation import Truncation
@@ -58,10 +59,12 @@ class PromptEncoder:
         fast: bool,
         exclude_tools_when_tool_choice_none: bool,
         clock: Clock | None,
+        template_limits: TemplateLimits = DEFAULT_LIMITS,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self.model_info = files
         self._tokenizer = load_tokenizer(files.model_dir, files.tokenizer_config)
-        self.encoder: Encoder = choose_encoder(self._tokenizer, fast=fast)
+        self.encoder: Encoder = choose_encoder(self._tokenizer, fast=fast, cache_bytes=cache_bytes)
         self._special = special_tokens(files.tokenizer_config)
         self._template_kwargs = dict(template_kwargs)
         self._exclude_tools = exclude_tools_when_tool_choice_none
@@ -69,7 +72,7 @@ class PromptEncoder:
         self._template_problem: Unsupported | None = None
         try:
             self.templates = {
-                name: ChatTemplate(source, content_format=content_format, clock=clock)
+                name: ChatTemplate(source, content_format=content_format, clock=clock, limits=template_limits)
                 for name, source in files.templates.items()
             }
         except Unsupported as problem:
@@ -88,12 +91,15 @@ class PromptEncoder:
         fast: Literal["auto", "off"] = "auto",
         exclude_tools_when_tool_choice_none: bool = False,
         clock: Clock | None = None,
+        template_limits: TemplateLimits = DEFAULT_LIMITS,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> Self:
         """Read a model directory. The options mean what the engine's options of the same names mean.
 
         `chat_template` is a path, a template's text, or the name of one of the model's templates.
         `template_kwargs` are the engine's default template arguments. `clock` gives local time to templates
-        that print the date; without it they are unsupported.
+        that print the date; without it they are unsupported. `template_limits`: what one rendering may take.
+        `cache_bytes`: memory for texts that were encoded before; 0 keeps nothing.
 
         Raises:
             WarmrouteError: the tokenizer files are missing or broken; the message names the file.
@@ -105,6 +111,8 @@ class PromptEncoder:
             fast=fast == "auto",
             exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
             clock=clock,
+            template_limits=template_limits,
+            cache_bytes=cache_bytes,
         )
 
     def encode(self, request: InferenceRequest, mark: Callable[[str], None] | None = None) -> EncodedPrompt:
@@ -192,7 +200,7 @@ class PromptEncoder:
         if request.kind is RequestKind.MESSAGES:
             return from_messages_request(
                 body,
-                with_tools=not self._drops_tools((body.get("tool_choice") or {}).get("type")),
+                with_tools=not self._drops_tools(_kind_of(body.get("tool_choice"))),
                 merge_systems=self._merges_systems,
                 disabled_effort=lambda: self._disabled_effort,
             )
@@ -261,6 +269,14 @@ class PromptEncoder:
         for name, source in sorted(self.model_info.templates.items()):
             digest.update(f"\0{name}\0{source}".encode())
         return digest.hexdigest()
+
+
+def _kind_of(tool_choice: object) -> object:
+    if tool_choice is None:
+        return None
+    if not isinstance(tool_choice, dict):
+        raise Unsupported("field-type", "tool_choice is not an object")
+    return tool_choice.get("type")
 
 
 def _is_batch(prompt: list[Any]) -> bool:

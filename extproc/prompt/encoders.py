@@ -2,26 +2,47 @@
 
 The proof is a self-check at load: both encode a fixed corpus, and every id must agree. Where `fastokens` is
 not installed, cannot read the tokenizer or disagrees anywhere, the reference does the work and `note` says
-why. Both release the interpreter lock while they encode.
+why. Both release the interpreter lock while they encode. Either encodes only what is new, where pieces of a
+text prove to have the ids of the whole (`incremental`).
 """
 
 import importlib
 from array import array
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from extproc.prompt.errors import Unsupported
+from extproc.prompt.incremental import IncrementalEncoder, proven, reuse
+from extproc.prompt.piece_cache import PieceCacheStats
+from extproc.prompt.safe_cuts import safe_cuts
 
-SEGMENT_CACHE_BYTES = 32 * 1024 * 1024
-"""Memory for texts between special tokens that were encoded before: a new turn then costs only its own."""
+DEFAULT_CACHE_BYTES = 128 << 20
+"""Memory for texts that were encoded before, and their ids."""
+_LONG = 20_000  # the corpus has longer texts only to compare libraries
+
+
+class _Encodes(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool) -> "array[int]": ...
 
 
 class Encoder(Protocol):
-    """Encodes one text. `name` is the library's; `note` says why it is not the fast one, if it is not."""
+    """Encodes one text.
+
+    `name` is the library's; `note` says why it is not the fast one, if it is not. `reuse` says where texts
+    are cut so that what was encoded before is not encoded again; `stats` how often that helped.
+    """
 
     name: str
     note: str | None
+    reuse: str
+
+    @property
+    def stats(self) -> PieceCacheStats:
+        """Counters of what was known; all zero without reuse."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> "array[int]":
         """Token ids. Raises `Unsupported` for text that is not valid Unicode."""
@@ -32,10 +53,13 @@ class ReferenceEncoder:
     """The engine's own library."""
 
     name = "tokenizers"
+    piece = (512, 2048)  # encodes some 500 characters in the time that a look-up takes
+    reuse = reuse(None)
 
     def __init__(self, tokenizer: Tokenizer, note: str | None = None) -> None:
         self._tokenizer = tokenizer
         self.note = note
+        self.stats = PieceCacheStats()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> "array[int]":
         """See `Encoder`."""
@@ -46,18 +70,28 @@ class ReferenceEncoder:
             raise Unsupported("text", "lone surrogates") from None
         return array("I", encoding.ids)
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[bytes]:
+        """See `PieceEncoder`."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise Unsupported("text", "lone surrogates") from None
+        return [array("I", encoding.ids).tobytes() for encoding in encodings]
+
 
 class FastEncoder:
     """`fastokens`, with the reference behind it for texts on which it gives up."""
 
     name = "fastokens"
     note: str | None = None
+    piece = (6144, 12_288)
+    reuse = reuse(None)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         fastokens = importlib.import_module("fastokens")  # an optional extra, without type information
         self._reference = ReferenceEncoder(tokenizer)
         self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer.to_str())
-        self._tokenizer.enable_segment_cache(SEGMENT_CACHE_BYTES)
+        self.stats = PieceCacheStats()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> "array[int]":
         """See `Encoder`."""
@@ -69,9 +103,31 @@ class FastEncoder:
         ids.frombytes(data)
         return ids
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[bytes]:
+        """See `PieceEncoder`."""
+        try:
+            data, offsets = self._tokenizer.encode_batch_flat(list(pieces), add_special_tokens=False)
+        except Exception:
+            return self._reference.encode_pieces(pieces)
+        ends = array("Q")
+        ends.frombytes(offsets)
+        return [data[4 * begin : 4 * end] for begin, end in pairwise(ends)]
 
-def choose_encoder(tokenizer: Tokenizer, *, fast: bool) -> Encoder:
-    """The fastest encoder that gives the reference's ids on the whole corpus."""
+
+def choose_encoder(tokenizer: Tokenizer, *, fast: bool, cache_bytes: int = DEFAULT_CACHE_BYTES) -> Encoder:
+    """The fastest encoder that gives the reference's ids on the whole corpus.
+
+    `cache_bytes`: memory for what was encoded before; 0 keeps nothing.
+    """
+    chosen = _choose_library(tokenizer, fast=fast)
+    if not cache_bytes or tokenizer.encode_special_tokens:
+        return chosen
+    texts = [text for text in corpus(tokenizer) if len(text) < _LONG]
+    cuts = proven(chosen, safe_cuts(tokenizer), texts)
+    return chosen if cuts is None else IncrementalEncoder(chosen, cuts, cache_bytes)
+
+
+def _choose_library(tokenizer: Tokenizer, *, fast: bool) -> "ReferenceEncoder | FastEncoder":
     if not fast:
         return ReferenceEncoder(tokenizer, "fast encoding is switched off")
     if tokenizer.encode_special_tokens:
@@ -89,7 +145,7 @@ def choose_encoder(tokenizer: Tokenizer, *, fast: bool) -> Encoder:
     return candidate
 
 
-def first_difference(one: Encoder, other: Encoder, texts: list[str]) -> str | None:
+def first_difference(one: _Encodes, other: _Encodes, texts: list[str]) -> str | None:
     """The first text that two encoders disagree on, with or without special tokens."""
     for text in texts:
         for special in (False, True):

@@ -53,7 +53,10 @@ def conversation(
     Raises:
         Unsupported: `multimodal`, or `message-shape` for anything the engine would refuse or we do not know.
     """
-    return [_message(message, content_format, function_keys) for message in messages]
+    return [
+        _plain_message(message, content_format) or _message(message, content_format, function_keys)
+        for message in messages
+    ]
 
 
 def has_media(messages: Sequence[Any]) -> bool:
@@ -96,6 +99,20 @@ def _message(message: Any, content_format: ContentFormat, function_keys: Sequenc
     return out
 
 
+def _plain_message(message: Any, content_format: ContentFormat) -> Message | None:
+    """The short way for what most messages are: a user's or the model's text and nothing else."""
+    if type(message) is not dict or len(message) != 2:
+        return None
+    role, content = message.get("role"), message.get("content")
+    if type(content) is not str or role not in ("user", "assistant"):
+        return None
+    return {"role": role, "content": [_text(content)] if content_format == "openai" else content}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
 def _assistant_fields(message: Message, function_keys: Sequence[str]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     calls = message.get("tool_calls")
@@ -116,7 +133,7 @@ def _content(content: Any, content_format: ContentFormat, role: str) -> Any:
     if content is None:
         parts: list[Any] = []
     elif isinstance(content, str):
-        parts = [{"type": "text", "text": content}]
+        parts = [_text(content)]
     elif isinstance(content, list):
         parts = content
     else:
@@ -165,7 +182,7 @@ def _wrapped(part: Any) -> dict[str, Any] | None:
     if text is None:
         return None
     if isinstance(part, str):
-        return {"type": "text", "text": text}
+        return _text(text)
     if part["type"] == "tool_reference":
         return {"type": "tool_reference", "name": text}
     extra = {key: value for key, value in part.items() if key not in _KNOWN_PART_KEYS}

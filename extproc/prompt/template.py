@@ -1,4 +1,4 @@
-"""A chat template, rendered as the engine renders it: jinja2, sandboxed, with transformers' additions.
+"""A chat template, rendered as the engine renders it: jinja2 in a sandbox, with transformers' additions.
 
 Transformers adds loop controls, `{% generation %}` blocks, a `tojson` that does not escape HTML and keeps the
 order of keys, `raise_exception` and `strftime_now`. The last reads a clock, so the caller supplies one.
@@ -15,10 +15,16 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import jinja2.runtime
 
 from extproc.prompt.content_format import ContentFormat, detect_content_format
 from extproc.prompt.errors import Unsupported
+from extproc.prompt.template_guard import (
+    DEFAULT_LIMITS,
+    GuardedEnvironment,
+    TemplateLimitError,
+    TemplateLimits,
+)
 
 Clock = Callable[[], datetime]
 Message = dict[str, Any]
@@ -40,36 +46,39 @@ class _GenerationBlocks(jinja2.ext.Extension):
         return caller()
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _bare_environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
-    )
+def _bare_environment(limits: TemplateLimits = DEFAULT_LIMITS) -> GuardedEnvironment:
+    return GuardedEnvironment(extensions=[_GenerationBlocks, jinja2.ext.loopcontrols], limits=limits)
 
 
-def _environment(clock: Clock | None) -> ImmutableSandboxedEnvironment:
+def _environment(clock: Clock | None, limits: TemplateLimits) -> GuardedEnvironment:
     def strftime_now(pattern: str) -> str:
         if clock is None:
             raise Unsupported("template-clock", "the template prints the date and no clock was given")
         return clock().strftime(pattern)
 
-    environment = _bare_environment()
-    environment.filters["tojson"] = _tojson
+    @jinja2.pass_context
+    def tojson(
+        context: jinja2.runtime.Context,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if indent is None:
+            return encoder.encode(value)
+        # Each line of a deep value costs its depth, in time and in characters.
+        return environment.written(context, encoder.iterencode(value))
+
+    environment = _bare_environment(limits)
+    environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
     return environment
@@ -78,16 +87,23 @@ def _environment(clock: Clock | None) -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """One compiled template. `variables` are the names it takes from outside.
 
-    `content_format` says how it wants message content; `volatile` that it may print the date.
+    `content_format` says how it wants message content; `volatile` that it may print the date. `limits`: what
+    one rendering may take.
     """
 
     def __init__(
-        self, source: str, *, content_format: ContentFormat | None = None, clock: Clock | None = None
+        self,
+        source: str,
+        *,
+        content_format: ContentFormat | None = None,
+        clock: Clock | None = None,
+        limits: TemplateLimits = DEFAULT_LIMITS,
     ) -> None:
         try:
             # Parsed without the additions, as the engine does: so they count as variables.
             tree = _bare_environment().parse(source)
-            self._compiled = _environment(clock).from_string(source)
+            self._environment = _environment(clock, limits)
+            self._compiled = self._environment.guarded(source)
         except jinja2.TemplateError as error:
             raise Unsupported("template-syntax", str(error)) from None
         self.source = source
@@ -126,11 +142,14 @@ class ChatTemplate:
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 **variables,
+                **self._environment.budget(),
             )
         except Unsupported:
             raise
         except RecursionError:
             raise Unsupported("too-deep") from None
+        except TemplateLimitError as error:
+            raise Unsupported("template-limit", str(error)) from None
         except Exception as error:
             raise Unsupported("template-error", str(error)[:200]) from None
         return text if last_text is None else self._cut_at_tag(text, last_text)
@@ -150,12 +169,11 @@ class ChatTemplate:
         It finds out by rendering a probe in an environment that lacks transformers' additions, so a template
         that merely calls `raise_exception` or `strftime_now` on the way counts as one that refuses.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
+        environment = GuardedEnvironment(extensions=[jinja2.ext.loopcontrols])
         probe = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
         try:
-            environment.from_string(self.source).render(messages=probe, add_generation_prompt=False)
+            compiled = environment.guarded(self.source)
+            compiled.render(messages=probe, add_generation_prompt=False, **environment.budget())
         except jinja2.TemplateError:
             return True
         return False

@@ -293,3 +293,8 @@ def test_the_request_is_left_as_it_was(tiny):
     before = json.dumps(request.body)
     tiny.encode(request)
     assert json.dumps(request.body) == before
+
+
+def test_a_tool_choice_that_is_no_object_is_unsupported(tiny):
+    body = {"messages": [user("x")], "max_tokens": 1, "tool_choice": 1}
+    assert reason(tiny, parsed("/v1/messages", body)) == "field-type"

@@ -1,5 +1,6 @@
 import pytest
 
+from extproc.prompt import messages as module
 from extproc.prompt.errors import Unsupported
 from extproc.prompt.messages import conversation, has_media, parsed_arguments
 from tests.support.prompt_cases import assistant, call, system, text, tool_result, user
@@ -90,3 +91,21 @@ def test_a_developers_tools_are_rebuilt():
     assert list(built) == ["function", "type"]
     assert list(built["function"]) == ["name", "parameters", "x"]
     assert one({"role": "developer", "content": "d"})["tools"] is None
+
+
+@pytest.mark.parametrize("content_format", ["string", "openai"])
+def test_the_short_way_for_plain_messages_gives_what_the_long_one_does(monkeypatch, content_format):
+    given = [user("a"), assistant("b"), user(""), assistant(""), user("x-anthropic-billing-header: 1\nq")]
+    short = conversation(given, content_format)
+    monkeypatch.setattr(module, "_plain_message", lambda *_: None)
+    long = conversation(given, content_format)
+    assert short == long
+    assert [list(one) for one in short] == [list(one) for one in long]
+
+
+@pytest.mark.parametrize(
+    "message", [{"role": ["user"], "content": "x"}, {"role": "user", "name": 1}, ["role", "x"]]
+)
+def test_what_is_nearly_plain_is_still_judged(message):
+    with pytest.raises(Unsupported):
+        conversation([message], "string")
