@@ -1,23 +1,33 @@
 """Parts of a running Warmroute, made from what the configuration says of them."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from extproc import __version__
 from extproc.adapters.admission import Admission
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, Source, StaticDiscovery
 from extproc.adapters.kubernetes_discovery import KubernetesDiscovery, KubernetesSettings
-from extproc.adapters.kv_subscriber import KvSource, resolve_kv_endpoint
+from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.name_resolution import ResolutionSettings
+from extproc.adapters.peer_exchange import PeerSettings
+from extproc.adapters.process_group import ProcessPlace, port_of
 from extproc.adapters.prompt_normalizer import PromptNormalizer
-from extproc.config import Config, ConfigError, Pool
+from extproc.config import Config, ConfigError, Limits, Pool, book_of
+from extproc.core.candidates import PoolFacts
 from extproc.core.model_catalog import ModelCatalog, resolve_aliases
+from extproc.core.rollout import Mode
 from extproc.core.types import Member
+from extproc.journal.header import Header
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.normalize import NormalizationMode
 from extproc.protocol.addresses import parse_address
+from extproc.protocol.kv_endpoints import resolve_kv_endpoint
+
+_LIMITS = Limits()
 
 
-def load_encoder(pool: Pool) -> PromptEncoder | None:
+def load_encoder(pool: Pool, limits: Limits = _LIMITS) -> PromptEncoder | None:
     """The pool's encoder; None when no model path is configured.
 
     Raises:
@@ -39,6 +49,8 @@ def load_encoder(pool: Pool) -> PromptEncoder | None:
         fast=model.fast_tokenizer,
         exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
         clock=datetime.now,
+        template_limits=limits.template(),
+        cache_bytes=round(model.prompt_cache_mb * (1 << 20)),
     )
 
 
@@ -53,11 +65,15 @@ def load_normalizer(config: Config, pool: Pool) -> PromptNormalizer | None:
     if {default, *modes.values()} == {NormalizationMode.DISABLED}:
         return None
     return PromptNormalizer(
-        section.rules(), default, tenant_modes=modes, budget_ms=config.limits.prompt_budget_ms
+        section.rules(),
+        default,
+        tenant_modes=modes,
+        budget_ms=config.limits.prompt_budget_ms,
+        body_limits=config.limits.body(),
     )
 
 
-def load_revisions(pool: Pool) -> dict[str, PromptEncoder]:
+def load_revisions(pool: Pool, limits: Limits = _LIMITS) -> dict[str, PromptEncoder]:
     """Encoders of the pool's other revisions, where they are described as rendering or encoding differently.
 
     Raises:
@@ -69,7 +85,7 @@ def load_revisions(pool: Pool) -> dict[str, PromptEncoder]:
         given = {name: value for name, value in changes.items() if value is not None}
         if given:
             model = pool.model.model_copy(update=given)
-            encoder = load_encoder(pool.model_copy(update={"model": model}))
+            encoder = load_encoder(pool.model_copy(update={"model": model}), limits)
             if encoder is not None:
                 encoders[other.revision] = encoder
     return encoders
@@ -95,6 +111,44 @@ def admission_of(config: Config) -> Admission:
     except ValueError as error:
         raise ConfigError(f"tenants.salt_key: {error}") from error
     return Admission(catalog, tenants.book(), tenants.sources(), salter)
+
+
+def router_header(
+    config: Config,
+    facts: Mapping[str, PoolFacts],
+    policies: Sequence[str],
+    *,
+    seed: int,
+    started: datetime,
+    clock: float,
+) -> Header:
+    """What the router is made from.
+
+    Args:
+        config: everything.
+        facts: of each pool.
+        policies: names of all that there are.
+        seed: of the tie-breaks.
+        started: wall time, with its zone.
+        clock: monotonic seconds at that time.
+    """
+    rollout = config.rollout.settings()
+    others = set(policies) if config.policy_header is not None else set[str]()
+    if Mode.SHADOW in rollout.modes:
+        others.add(config.rollout.baseline)
+    return Header(
+        seed=seed,
+        policy=config.policy,
+        pools=dict(facts),
+        costs=config.cost.settings(),
+        settings=config.router_settings(),
+        tenants=book_of(config.tenants),
+        others=tuple(name for name in policies if name in others),
+        shadow=tuple(config.shadow),
+        version=__version__,
+        started=started.isoformat(timespec="milliseconds"),
+        clock=clock,
+    )
 
 
 def sources_of(pool: Pool) -> list[Source]:
@@ -136,6 +190,72 @@ def sources_of(pool: Pool) -> list[Source]:
     if found.kubernetes is not None:
         sources.append(KubernetesDiscovery(KubernetesSettings(**found.kubernetes.model_dump()), template))
     return sources
+
+
+def for_process(config: Config, place: ProcessPlace) -> Config:
+    """The configuration of one process of several: what only one can have gets its number.
+
+    Raises:
+        ConfigError: something in it cannot be shared.
+    """
+    if place.count == 1:
+        return config
+    for pool in config.pools:
+        if pool.kv_events.enabled and pool.kv_events.bind:
+            raise ConfigError(
+                f"pool {pool.name}: with `kv_events.bind` each engine connects to one process only; "
+                "let engines bind their sockets, or use `processes: 1`"
+            )
+    log, journal, peers = config.decision_log, config.journal, config.peers
+    if log.path not in ("", "-"):
+        log = log.model_copy(update={"path": str(_numbered(Path(log.path), place.number))})
+    if journal.path is not None:
+        journal = journal.model_copy(update={"path": _numbered(journal.path, place.number)})
+    changes: dict[str, object] = {"listen": port_of(peers.listen, place.number)}
+    if peers.snapshot.path is not None:
+        path = _numbered(peers.snapshot.path, place.number)
+        changes["snapshot"] = peers.snapshot.model_copy(update={"path": path})
+    peers = peers.model_copy(update=changes)
+    return config.model_copy(update={"decision_log": log, "journal": journal, "peers": peers})
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def peer_settings(config: Config, place: ProcessPlace, owner: str, epoch: int) -> PeerSettings | None:
+    """How to exchange load with other replicas; None when there are none.
+
+    Raises:
+        ConfigError: the token cannot be read.
+    """
+    peers = config.peers
+    if place.count == 1 and not peers.several:
+        return None
+    listen = (peers.listen,) if peers.listen else ()
+    if place.count > 1:
+        listen = (*listen, place.socket(place.number))
+    return PeerSettings(
+        name=peers.name_of(config.listen, place.number),
+        epoch=epoch,
+        owner=owner,
+        listen=listen,
+        fixed=(*place.siblings, *peers.static),
+        interval_s=peers.interval_s,
+        security=peers.security(),
+    )
+
+
+def peer_sources(config: Config) -> list[Source]:
+    """Where addresses of other replicas are learned; each has as many processes as we have."""
+    dns = config.peers.dns
+    if dns is None:
+        return []
+    resolution = ResolutionSettings(interval_s=dns.interval_s)
+    return [
+        DnsDiscovery(dns.name, dns.port + process, Member(endpoint=""), resolution)
+        for process in range(config.processes)
+    ]
 
 
 def kv_sources(member: Member, topic: str) -> list[KvSource]:

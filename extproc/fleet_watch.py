@@ -5,15 +5,15 @@ hold. Each piece of news goes to the router first, and then to those it changes 
 finishes requests that are lost, Envoy gets its endpoints, health turns, and an operator reads one line.
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
-from typing import Self
 
+from extproc.adapters.assembled import Assembled
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.health_server import HealthService
-from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
+from extproc.adapters.index_memory import IndexMemory
+from extproc.adapters.kv_stream import KvSource
+from extproc.adapters.kv_subscriber import KvSubscriber
 from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
 from extproc.adapters.routing_service import WarmRoutingService
 from extproc.adapters.telemetry.recorder import Telemetry
@@ -28,7 +28,7 @@ from extproc.protocol.model_cards import ModelCard
 _DISCOVERY_GRACE_S = 5.0  # then an Envoy without any list is told what is known so far
 
 
-class FleetWatch:
+class FleetWatch(Assembled):
     """Follows all workers of all pools while it is entered. An async context manager.
 
     Args:
@@ -39,8 +39,10 @@ class FleetWatch:
         catalog: which models the servers name; forgets those of servers that left.
         health: ready while there is somewhere to send requests.
         eds: tells Envoy the endpoints.
+        memory: what was known of the workers' caches before.
         clock: seconds, monotonic.
         report: told, in one line, what an operator should know.
+        behind: whether ends of requests are known that the router has not been told of yet.
 
     Attributes:
         subscriber: reads the KV events.
@@ -57,9 +59,12 @@ class FleetWatch:
         catalog: ModelCatalog,
         health: HealthService,
         eds: EdsService,
+        memory: IndexMemory,
         clock: Callable[[], float],
         report: Callable[[str], None],
+        behind: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__()
         self._config = config
         self._router = router
         self._service = service
@@ -69,7 +74,7 @@ class FleetWatch:
         self._eds = eds
         self._clock = clock
         self._report = report
-        self._cleanup = contextlib.AsyncExitStack()
+        self._behind = behind
         self._topics = {pool.name: pool.kv_events.topic for pool in config.pools}
         self._members: dict[str, tuple[Member, ...]] = {}
         self._discoveries: list[Discovery] = []
@@ -91,20 +96,9 @@ class FleetWatch:
             on_trust=self._on_kv_trust,
             clock=clock,
             on_suspend=self._on_kv_suspended,
+            on_heard=self._on_kv_heard,
+            recall=memory.recall,
         )
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            await self._cleanup.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._cleanup.aclose()
 
     async def _start(self) -> None:
         self._cleanup.push_async_callback(self.subscriber.close)
@@ -169,7 +163,11 @@ class FleetWatch:
     def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
         before = self._not_ready(endpoint)
         self.scrape_errors.pop(endpoint, None)
-        self._service.finish(*self._router.on_metrics(endpoint, by_rank, self._clock()))
+        # Their events have not told of it, so what is known of the stream may be another process's.
+        others = {one.id for one in self._router.table.restarted(endpoint, by_rank) if not one.kv_reset}
+        self._service.finish(*self._router.on_metrics(endpoint, by_rank, self._clock(), self._behind()))
+        if others:
+            self._follow_kv_events([member for pool in self._members.values() for member in pool], others)
         if before:
             self._report(f"worker {endpoint} is ready again")
             self.update_health()
@@ -214,6 +212,9 @@ class FleetWatch:
 
     def _on_kv_suspended(self, worker: WorkerId, suspended: bool) -> None:
         self._router.on_kv_suspended(worker, suspended=suspended)
+
+    def _on_kv_heard(self, worker: WorkerId) -> None:
+        self._router.on_kv_heard(worker, self._clock())
 
     def _not_ready(self, endpoint: str) -> bool:
         now = self._clock()

@@ -12,6 +12,7 @@ from extproc.app import App
 from extproc.cli import main
 from extproc.core.errors import WarmrouteError
 from extproc.core.types import Completion, Outcome
+from extproc.fleet_watch import FleetWatch
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from tests.support.ports import free_port
@@ -95,6 +96,25 @@ async def test_a_lease_nobody_ends_is_written_off(tmp_path):
             assert app.service.counters.lost == 1
 
 
+async def test_what_fails_in_the_background_keeps_nothing_else_from_being_done(tmp_path, monkeypatch, caplog):
+    tried = []
+
+    def update_health(_watch):
+        tried.append(True)
+        if len(tried) > 2:  # while it starts, it works
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(FleetWatch, "update_health", update_health)
+    async with SimEngine() as engine:
+        config = settings(tmp_path, engine, limits={"lease_expiry_s": 0.1})
+        async with Running(config) as app:
+            await until(lambda: "update_health failed" in caplog.text)
+            await app.ask()
+            await until(lambda: app.service.counters.lost == 1)
+            failed = len(tried)
+            await until(lambda: len(tried) > failed)
+
+
 async def test_when_it_cannot_listen_what_was_started_is_ended(tmp_path):
     async with SimEngine() as engine:
         before = set(leftovers())
@@ -135,12 +155,23 @@ async def test_the_admin_server_shows_what_the_service_does(tmp_path):
         assert await asked(app, "/readyz") == (200, "ok\n")
         (state,) = app.router.table.all()
         await until(lambda: state.metrics_at is not None)
+        _, text = await asked(app, "/metrics", Accept="text/plain;q=0.5")
+        begins = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines()}
+        for series in (
+            'prompt_characters_total{pool="default",state="new"}',
+            'prompt_characters_total{pool="default",state="known"}',
+            'prompt_hash_stretches_total{state="new"}',
+            'prompt_hash_stretches_total{state="known"}',
+            "admin_connections_cut_total",
+            "index_recalled_workers_total",
+        ):
+            assert begins[f"warmroute_{series}"] == "0.0", series  # also after warming up
         route = await app.ask()
         _, text = await asked(app, "/explain/r")
         assert json.loads(text)["decision"]["outcome"] == "open"
         app.service.completed(route.lease_id, Completion(Outcome.FINISHED))
+        _, text = await asked(app, "/explain/r")  # what was put off is done before anybody looks
         (line,) = (tmp_path / "decisions.jsonl").read_text().splitlines()
-        _, text = await asked(app, "/explain/r")
         assert json.loads(text)["decision"] == json.loads(line)
         _, text = await asked(app, "/metrics")
         assert "warmroute_decisions_total{" in text
@@ -153,6 +184,17 @@ async def test_the_admin_server_shows_what_the_service_does(tmp_path):
         assert shown["shadow"] == ["least-load"]
         assert any("500" in one["cause"] for one in shown["warnings"])
         assert (await asked(app, "/"))[1].startswith("<!doctype html>")
+
+
+async def test_lines_that_were_put_off_are_written_when_it_stops(tmp_path):
+    async with SimEngine() as engine, Running(settings(tmp_path, engine)) as app:
+        (state,) = app.router.table.all()
+        await until(lambda: state.metrics_at is not None)
+        leases = [(await app.ask()).lease_id for _ in range(20)]
+        for lease in leases:
+            app.service.completed(lease, Completion(Outcome.FINISHED))
+        assert not (tmp_path / "decisions.jsonl").read_text()
+    assert len((tmp_path / "decisions.jsonl").read_text().splitlines()) == 20
 
 
 async def test_the_admin_servers_token_is_read_from_its_file(tmp_path):

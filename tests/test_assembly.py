@@ -1,3 +1,5 @@
+from datetime import UTC, datetime
+
 import pytest
 import yaml
 
@@ -5,15 +7,21 @@ from extproc import config as configuration
 from extproc.adapters.admission import RefusedError
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, StaticDiscovery
 from extproc.adapters.kubernetes_discovery import KubernetesDiscovery
+from extproc.adapters.process_group import ProcessPlace
 from extproc.assembly import (
     admission_of,
+    for_process,
     kv_sources,
     load_encoder,
     load_normalizer,
     load_revisions,
+    peer_settings,
+    peer_sources,
+    router_header,
     sources_of,
 )
 from extproc.config import ConfigError
+from extproc.core.candidates import PoolFacts
 from extproc.core.types import Member, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.openai import parse_request
@@ -167,3 +175,78 @@ def test_unknown_models_are_refused_or_passed(text, refused):
     with pytest.raises(RefusedError) as caught:
         admission.destination(visitor, "x")
     assert caught.value.reject.status == 404
+
+
+def of_fleet(**fields):
+    return configuration.parse(
+        yaml.safe_dump({"pools": [{"discovery": {"static": ["10.0.0.1:8000"]}}], **fields})
+    )
+
+
+def test_what_processes_cannot_share_gets_their_number():
+    config = of_fleet(
+        processes=3,
+        decision_log={"path": "/log/decisions.jsonl"},
+        journal={"path": "/log/journal"},
+        peers={"listen": "0.0.0.0:50060", "snapshot": {"path": "/var/index.bin"}},
+    )
+    first, third = (for_process(config, ProcessPlace(n, 3, "/run/x")) for n in (0, 2))
+    assert (first.decision_log, first.journal) == (config.decision_log, config.journal)
+    assert third.decision_log.path == "/log/decisions-2.jsonl"
+    assert str(third.journal.path) == "/log/journal-2"
+    assert str(third.peers.snapshot.path) == "/var/index-2.bin"
+    assert (first.peers.listen, third.peers.listen) == ("0.0.0.0:50060", "0.0.0.0:50062")
+    assert for_process(config, ProcessPlace()) is config
+    assert for_process(of_fleet(), ProcessPlace(1, 2)).decision_log.path == "-"
+
+
+def test_engines_that_connect_to_us_cannot_have_several_processes():
+    pool = {"discovery": {"static": ["10.0.0.1:8000"]}, "kv_events": {"bind": True}}
+    config = configuration.parse(yaml.safe_dump({"pools": [pool]}))
+    with pytest.raises(ConfigError, match="processes: 1"):
+        for_process(config, ProcessPlace(0, 2))
+
+
+def test_processes_and_replicas_find_each_other():
+    assert peer_settings(of_fleet(), ProcessPlace(), "o", 1) is None
+    siblings = peer_settings(of_fleet(), ProcessPlace(1, 2, "/run/x"), "o", 7)
+    assert (siblings.listen, siblings.fixed) == (("unix:/run/x/peer-1.sock",), ("unix:/run/x/peer-0.sock",))
+    assert (siblings.owner, siblings.epoch) == ("o", 7)
+    peers = {"listen": "0.0.0.0:50060", "static": ["a:1"], "name": "x", "dns": {"name": "b", "port": 9}}
+    config = of_fleet(peers=peers, processes=2)
+    both = peer_settings(config, ProcessPlace(0, 2, "/run/x"), "o", 1)
+    assert both.listen == ("0.0.0.0:50060", "unix:/run/x/peer-0.sock")
+    assert both.fixed == ("unix:/run/x/peer-1.sock", "a:1")
+    assert both.name == "x/0"
+    assert len(peer_sources(config)) == 2
+    assert peer_sources(of_fleet()) == []
+
+
+def header_of(text):
+    config = configuration.parse("pools: [{name: a, discovery: {static: ['h:1']}}]\n" + text)
+    return router_header(
+        config,
+        {"a": PoolFacts("r", "t", 16)},
+        ("token-load", "round-robin", "least-load"),
+        seed=7,
+        started=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        clock=9.0,
+    )
+
+
+def test_a_router_is_made_from_what_the_file_says_and_what_was_found():
+    header = header_of("policy: least-load\nshadow: [round-robin]\nscrape: {stale_after_s: 9}\n")
+    assert (header.policy, header.shadow, header.others) == ("least-load", ("round-robin",), ())
+    assert (header.seed, header.clock, header.started) == (7, 9.0, "2026-01-02T03:04:05.000+00:00")
+    assert (header.pools["a"].tokenizer_revision, header.settings.stale_after_s) == ("t", 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("policy_header: x-policy", ("token-load", "round-robin", "least-load")),
+        ("rollout: {mode: shadow, baseline: round-robin}", ("round-robin",)),
+    ],
+)
+def test_a_router_knows_every_policy_that_may_have_to_decide(text, others):
+    assert header_of(text).others == others

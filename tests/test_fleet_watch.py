@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import json
 
 import aiohttp
@@ -86,8 +87,9 @@ async def test_workers_come_and_go_with_their_file(tmp_path):
             await until(app.says(f"worker {one.endpoint} left"))
             assert [state.id.endpoint for state in app.router.table.all()] == [two.endpoint]
             assert (await app.ask()).endpoints == (two.endpoint,)
+            app.service.completed(route.lease_id, Completion(Outcome.FINISHED))  # it was drained
     entries = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
-    assert [entry["outcome"] for entry in entries] == ["lost"]
+    assert [entry["outcome"] for entry in entries] == ["finished"]
 
 
 async def test_an_event_address_that_cannot_be_right_costs_one_worker_its_events_only(tmp_path):
@@ -132,6 +134,21 @@ async def test_a_worker_whose_revision_changes_is_learned_anew_from_its_own_even
             await until(app.says("serves model revision 'v2'"))
             # What it computed is found again, in the namespace of what it serves now.
             await until_async(seen_as, ("v2", True))
+
+
+async def test_a_worker_whose_counters_fall_is_learned_anew_from_its_own_events(tmp_path):
+    """It may be another process, of which its events have not told; or its page was wrong for once."""
+    async with SimEngine() as engine, aiohttp.ClientSession(engine.base_url) as client:
+        async with client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1}) as reply:
+            assert reply.status == 200
+        async with Running(settings(tmp_path, engine)) as app:
+            (state,) = app.router.table.all()
+            await until(lambda: state.kv_trusted and state.metrics is not None)
+            held = app.router.index.resident_blocks(state.id)
+            seen = dataclasses.replace(state.metrics, prompt_tokens=1e12)
+            app._watch._on_metrics(engine.endpoint, {0: seen})
+            await until(lambda: state.metrics.prompt_tokens < 1e12)
+            await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) == held > 0)
 
 
 async def until_async(function, wanted):

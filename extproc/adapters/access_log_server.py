@@ -7,15 +7,17 @@ while no stream is open are lost without a sound; `access_log_streams` lets the 
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.ext_proc_codec import plain
 from extproc.adapters.routing import RoutingService
 from extproc.pb import access_log_pb2 as pb
 from extproc.pb import envoy_common_pb2 as common
-from extproc.protocol.access_log import USAGE_NAMESPACE, AccessLogEntry, Progress, read_entry
+from extproc.protocol.access_log import USAGE_NAMESPACE, AccessLogEntry, Progress, left_early, read_entry
 from extproc.protocol.endpoint_picker import TICKET_KEY, TICKET_NAMESPACE
 
 _log = logging.getLogger("warmroute.access_log")
@@ -29,15 +31,21 @@ class AccessLogCounters:
 
     open_streams: int = 0
     entries: int = 0
-    foreign: int = 0  # entries about requests we did not place
+    foreign: int = 0  # entries without a ticket: about requests we did not place, or that left before it
     errors: int = 0
 
 
 class AccessLogService:
-    """The servicer. One event loop; `counters` may be read at any time."""
+    """The servicer. One event loop; `counters` may be read at any time.
 
-    def __init__(self, routing: RoutingService) -> None:
+    Args:
+        routing: is told.
+        later: puts that off, so that many ends at once do not hold up a decision; None: it is told at once.
+    """
+
+    def __init__(self, routing: RoutingService, later: Deferred | None = None) -> None:
         self._routing = routing
+        self._later = later
         self.counters = AccessLogCounters()
 
     async def stream_access_logs(
@@ -48,7 +56,10 @@ class AccessLogService:
         try:
             async for message in requests:
                 for entry in message.http_logs.log_entry:
-                    self._take(entry)
+                    if self._later is None:
+                        self._take(entry)
+                    else:
+                        self._later.add(partial(self._take, entry))
         finally:
             self._opened(-1)
         return pb.StreamAccessLogsResponse()
@@ -60,9 +71,13 @@ class AccessLogService:
     def _take(self, entry: pb.HTTPAccessLogEntry) -> None:
         self.counters.entries += 1
         try:
-            found = read_entry(view(entry))
+            seen = view(entry)
+            found = read_entry(seen)
             if found is None:
                 self.counters.foreign += 1
+                left = left_early(seen)
+                if left is not None:
+                    self._routing.left_early(*left)
                 return
             lease_id, news = found
             if not isinstance(news, Progress):
@@ -74,6 +89,9 @@ class AccessLogService:
             _log.exception("an access log entry was not taken")
 
 
+_NO_FLAGS: frozenset[str] = frozenset()
+
+
 def view(entry: pb.HTTPAccessLogEntry) -> AccessLogEntry:
     """An entry as plain values."""
     properties, response = entry.common_properties, entry.response
@@ -81,11 +99,12 @@ def view(entry: pb.HTTPAccessLogEntry) -> AccessLogEntry:
     ticket = (
         metadata[TICKET_NAMESPACE].fields[TICKET_KEY].string_value if TICKET_NAMESPACE in metadata else ""
     )
+    flags = properties.response_flags.ListFields()
     return AccessLogEntry(
         ticket=ticket or None,
         log_type=properties.access_log_type,
         intermediate=properties.intermediate_log_entry,
-        flags=frozenset(flag.name for flag, _ in properties.response_flags.ListFields()),
+        flags=frozenset([flag.name for flag, _ in flags]) if flags else _NO_FLAGS,
         status=response.response_code.value if response.HasField("response_code") else None,
         details=response.response_code_details,
         upstream=address_text(properties.upstream_remote_address),
@@ -94,6 +113,7 @@ def view(entry: pb.HTTPAccessLogEntry) -> AccessLogEntry:
         response_bytes=response.response_body_bytes,
         tags=dict(properties.custom_tags),
         usage=plain(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {},
+        request_id=entry.request.request_id,
     )
 
 

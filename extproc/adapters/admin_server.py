@@ -3,7 +3,7 @@
 `/livez` and `/readyz` answer anybody. All else asks for the bearer token where one is set; the page itself
 holds nothing and is open, its script asks for the token. Without a token, on a loopback address, requests are
 answered only under a loopback name: else a web page on this machine's browser could read us through a name
-of its own (DNS rebinding). Nothing here changes anything.
+of its own (DNS rebinding). Nothing here changes anything, and connections are bounded (`http_listener`).
 """
 
 import asyncio
@@ -21,11 +21,13 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from extproc.adapters.http_listener import HttpListener
 from extproc.core.errors import WarmrouteError
 from extproc.protocol.addresses import parse_address
 
 _OPEN = frozenset({"/", "/livez", "/readyz"})
-_REMEMBERED_S = 0.25  # a state that is younger is given again: many watchers cost as much as one
+_REMEMBERED_S = 0.25  # what is younger is given again: many watchers cost as much as one
+_MOST_PAGES = 8  # a scraper always accepts the same
 _LOOPBACK_ONLY = "this address answers under a loopback name only; set `admin.token_file` to use others\n"
 _ENCODER = msgspec.json.Encoder()
 
@@ -80,7 +82,9 @@ class AdminServer:
         self._token = None if token is None else token.encode()
         self._only_loopback = False
         self._runner: web.AppRunner | None = None
+        self._listener: HttpListener | None = None
         self._remembered: tuple[float, bytes] = (float("-inf"), b"")
+        self._pages: dict[str, tuple[float, MetricsPage]] = {}
         self._page = files("extproc.data").joinpath("status.html").read_bytes()
         self._policy = _content_security_policy(self._page.decode())
         self.address = ""
@@ -102,9 +106,9 @@ class AdminServer:
         application.router.add_get("/explain/{request_id:.+}", self._answer_explain)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
+        listener = HttpListener(runner)
         try:
-            site = web.TCPSite(runner, where.host, where.port)
-            await site.start()
+            self.address = await listener.start(where.host, where.port)
         except OSError as error:
             await runner.cleanup()
             why = os.strerror(error.errno or 0)
@@ -112,15 +116,24 @@ class AdminServer:
                 f"admin: cannot listen on {listen}: {why}; set `admin.listen` to a free address, "
                 "or to nothing to do without"
             ) from error
-        self._runner = runner
-        host, port = runner.addresses[0][:2]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._runner, self._listener = runner, listener
 
     async def close(self) -> None:
         """Stop."""
-        if self._runner is not None:
+        if self._listener is not None and self._runner is not None:
+            self._listener.close()
             await self._runner.cleanup()
-            self._runner = None
+            self._listener = self._runner = None
+
+    @property
+    def cut(self) -> int:
+        """Connections that were cut, since the start."""
+        return 0 if self._listener is None else self._listener.cut
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone who can reach the address may ask: no token is needed, and it is no loopback one."""
+        return self._token is None and not self._only_loopback
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -137,6 +150,8 @@ class AdminServer:
                 reply = await handler(request)
             except web.HTTPException as error:
                 reply = web.Response(status=error.status, text=f"{error.reason}\n")
+        if self._listener is not None:
+            self._listener.answered(request)
         reply.headers.setdefault("Cache-Control", "no-store")
         reply.headers.setdefault("X-Content-Type-Options", "nosniff")
         reply.headers.setdefault("Content-Security-Policy", "default-src 'none'")
@@ -168,8 +183,18 @@ class AdminServer:
         return web.Response(status=503, text="no worker is ready\n")
 
     async def _answer_metrics(self, request: web.Request) -> web.Response:
-        page = self._sources.metrics(request.headers.get("Accept", ""))
+        page = self._metrics_page(request.headers.get("Accept", ""))
         return web.Response(body=page.body, headers={"Content-Type": page.content_type})
+
+    def _metrics_page(self, accept: str) -> MetricsPage:
+        now = asyncio.get_running_loop().time()
+        made_at, page = self._pages.get(accept, (float("-inf"), None))
+        if page is None or now - made_at > _REMEMBERED_S:
+            page = self._sources.metrics(accept)
+            if len(self._pages) >= _MOST_PAGES:
+                self._pages.clear()
+            self._pages[accept] = (now, page)
+        return page
 
     async def _answer_state(self, request: web.Request) -> web.Response:
         del request

@@ -7,15 +7,20 @@ with, each candidate's own `facts` what differs from one to another (see `extpro
 No line ever holds prompt text. It is written by `extproc.adapters.decision_writer`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
+from functools import lru_cache
+from operator import attrgetter
 from random import Random
+from types import NoneType
 from typing import Any
 
 import msgspec
 
+from extproc.core.cost import RequestFacts, WorkerFacts
 from extproc.core.load_ledger import Lease
-from extproc.core.namespace import RoutingNamespace
+from extproc.core.namespace import Namespace, RoutingNamespace
 from extproc.core.outcomes import Released
 from extproc.core.ttft_errors import relative_error
 from extproc.core.types import Candidate, Completion, Decision, Outcome
@@ -27,66 +32,84 @@ def _ms(value: float | None) -> float | None:
 
 def _draws(decision: Decision) -> list[int]:
     """By position: the place of each candidate in the random order that ties are broken by."""
-    count = decision.considered
-    drawn = Random(decision.tie_seed).sample(range(count), count)  # noqa: S311 - the policy's own chance again
+    count = len(decision.candidates)
+    _CHANCE.seed(decision.tie_seed)
+    drawn = _CHANCE.sample(range(count), count)
     draws = [0] * count
     for place, position in enumerate(drawn):
         draws[position] = place
     return draws
 
 
+_CHANCE = Random()  # noqa: S311 - the policy's own chance again; seeded anew for each decision
+
+
 def _facts(candidates: Sequence[Candidate]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What candidates were priced from, unrounded: common to all of them, and each one's own."""
-    all_facts = [
-        {}
-        if candidate.priced is None
-        else {
-            kind: msgspec.to_builtins(facts)
-            for kind, facts in zip(candidate.priced._fields, candidate.priced, strict=True)
-        }
-        for candidate in candidates
-    ]
+    own: list[dict[str, Any]] = [{} for _ in candidates]
     common: dict[str, dict[str, Any]] = {}
-    for kind, facts in all_facts[0].items():
-        common[kind] = {
-            name: value
-            for name, value in facts.items()
-            if all(kind in other and other[kind][name] == value for other in all_facts[1:])
-        }
-    own = [
-        {
-            kind: {name: value for name, value in values.items() if name not in common.get(kind, ())}
-            for kind, values in facts.items()
-        }
-        for facts in all_facts
-    ]
+    priced = [candidate.priced for candidate in candidates if candidate.priced is not None]
+    if len(priced) < len(candidates):  # nothing is common with one of which nothing is known
+        for facts, candidate in zip(own, candidates, strict=True):
+            for kind, values in () if candidate.priced is None else candidate.priced._asdict().items():
+                facts[kind] = msgspec.to_builtins(values)
+        return common, own
+    for kind, rows in zip(priced[0]._fields, zip(*priced, strict=True), strict=True):
+        names, read = _READERS[type(rows[0])]
+        shared = common[kind] = {}
+        theirs: list[dict[str, Any]] = [{} for _ in rows]
+        for facts, mine in zip(own, theirs, strict=True):
+            facts[kind] = mine
+        for name, column in zip(names, zip(*map(read, rows), strict=True), strict=True):
+            if column.count(column[0]) == len(column):
+                shared[name] = _plain(column[0])
+                continue
+            for mine, value in zip(theirs, column, strict=True):
+                mine[name] = value if type(value) in _PLAIN else _plain(value)
     return common, own
 
 
+_READERS: Mapping[type[object], tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]] = {
+    kind: (names, attrgetter(*names))
+    for kind in (RequestFacts, WorkerFacts)
+    for names in (tuple(field.name for field in fields(kind)),)
+}
+"""Of each kind of facts, the names of its fields, and what reads all of them at once."""
+
+
+_PLAIN = frozenset({float, int, bool, str, NoneType})
+
+
+def _plain(value: Any) -> Any:
+    return value if type(value) in _PLAIN else msgspec.to_builtins(value)
+
+
 def _shares(candidate: Candidate) -> dict[str, Any]:
-    facts = candidate.shares
-    prefix = None if facts.prefix is None else f"{facts.prefix:016x}"
-    return {**facts._asdict(), "prefix": prefix}
+    facts = candidate.shares._asdict()
+    prefix = facts["prefix"]
+    if prefix is not None:
+        facts["prefix"] = f"{prefix:016x}"
+    return facts
 
 
 def _candidate(candidate: Candidate, draw: int, facts: dict[str, Any]) -> dict[str, Any]:
-    cost = candidate.cost
+    cost, age_s = candidate.cost, candidate.metrics_age_s
     return {
         "worker": str(candidate.worker),
         "cached_tokens": candidate.cached_tokens,
         "offloaded_tokens": candidate.offloaded_tokens,
         "uncovered_tokens": candidate.uncovered_tokens,
-        "queue_ms": _ms(cost.queue_ms),
-        "prefill_ms": _ms(cost.prefill_ms),
-        "decode_ms": _ms(cost.decode_ms),
-        "kv_risk_ms": _ms(cost.kv_risk_ms),
-        "total_ms": _ms(cost.total_ms),
+        "queue_ms": round(cost.queue_ms, 3),
+        "prefill_ms": round(cost.prefill_ms, 3),
+        "decode_ms": round(cost.decode_ms, 3),
+        "kv_risk_ms": round(cost.kv_risk_ms, 3),
+        "total_ms": round(cost.total_ms, 3),
         "active": candidate.active,
         "queued_prefill_tokens": candidate.queued_prefill_tokens,
         "sequences": candidate.sequences,
         "context_tokens": candidate.context_tokens,
         "block_size": candidate.block_size,
-        "metrics_age_s": _ms(candidate.metrics_age_s),
+        "metrics_age_s": None if age_s is None else round(age_s, 3),
         "confidence": round(candidate.confidence, 3),
         "doubtful_tokens": candidate.doubtful_tokens,
         "odds": round(candidate.odds, 3),
@@ -111,8 +134,13 @@ def prefix_key(released: Released) -> str | None:
     block_size = lease.decision.chosen.block_size or 1
     longest = max(c.cached_tokens for c in lease.decision.candidates) // block_size
     request = lease.decision.request
-    space = RoutingNamespace(request.namespace, request.pool, request.tenant, request.template_version)
-    return f"{space.key}:{hashes[min(max(longest, 1), len(hashes)) - 1]:016x}"
+    space = _space_key(request.namespace, request.pool, request.tenant, request.template_version)
+    return f"{space}:{hashes[min(max(longest, 1), len(hashes)) - 1]:016x}"
+
+
+@lru_cache(maxsize=4096)
+def _space_key(namespace: Namespace, pool: str, tenant: str, template_version: str) -> str:
+    return RoutingNamespace(namespace, pool, tenant, template_version).key
 
 
 def record(released: Released, finished_at: datetime) -> dict[str, Any]:
@@ -144,6 +172,7 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "load_only": request.load_only,
         "prompt_class": request.prompt_class or None,
         "normalization": None if request.normalization is None else request.normalization._asdict(),
+        "admission": None if request.admission is None else request.admission._asdict(),
         "stream": request.stream,
         "prompt_tokens": completion.prompt_tokens or request.prompt_tokens,
         "prefill_tokens": chosen.uncovered_tokens,
@@ -177,6 +206,7 @@ def record(released: Released, finished_at: datetime) -> dict[str, Any]:
         "tie_seed": decision.tie_seed,
         "settings": decision.costs,
         "facts": facts,
+        "considered": decision.considered or len(decision.candidates),
         "candidate_workers": [
             _candidate(candidate, draws[candidate.position], own)
             for candidate, own in zip(decision.candidates, own_facts, strict=True)

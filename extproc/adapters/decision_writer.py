@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,18 @@ import msgspec
 import xxhash
 
 from extproc.adapters.decision_log import record
+from extproc.adapters.deferred import Deferred
+from extproc.adapters.holding import Wait
+from extproc.adapters.line_output import LineOutput
 from extproc.adapters.recent_decisions import RecentDecisions
 from extproc.adapters.rotating_file import RotatingFile
+from extproc.adapters.unserved_log import unserved_record
 from extproc.core.outcomes import Released
 from extproc.core.types import Outcome
 
 REDACTED = "[redacted]"
 _ENCODER = msgspec.json.Encoder()
+_LAST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class DecisionLog:
         on_error: told once when writing starts to fail, with what to do about it.
         settings: what is written.
         recent: where every line is kept too, sampled or not; None: nowhere.
+        later: puts writing off, so that no request waits for it; None: lines are written at once.
     """
 
     def __init__(
@@ -58,14 +65,17 @@ class DecisionLog:
         on_error: Callable[[str], None],
         settings: LogSettings | None = None,
         recent: RecentDecisions | None = None,
+        later: Deferred | None = None,
     ) -> None:
         self._path = path
         self._on_error = on_error
         self._settings = settings or LogSettings()
         self.recent = recent
+        self._later = later
         self._failing = False
         self.failures = 0
         self._file: RotatingFile | None = None
+        self._output = LineOutput(lambda: sys.stdout)
         if path not in ("", "-"):
             with contextlib.suppress(OSError):  # said when the first line is lost
                 self._open()
@@ -74,7 +84,14 @@ class DecisionLog:
         """Append the line for `released`."""
         if not self._path and self.recent is None:
             return
-        entry = record(released, datetime.now(UTC))
+        finished_at = datetime.now(UTC)
+        if self._later is None:
+            self._write(released, finished_at)
+        else:
+            self._later.add(partial(self._write, released, finished_at))
+
+    def _write(self, released: Released, finished_at: datetime) -> None:
+        entry = record(released, finished_at)
         request_id = entry["request_id"]
         share = 1.0 if _always(entry) else self._settings.sample
         if share < 1.0:
@@ -85,22 +102,57 @@ class DecisionLog:
         if self._path and _falls_in(request_id, share):
             self._append(line + b"\n")
 
+    def write_unserved(self, wait: Wait) -> None:
+        """Append the line for a request that was held and not served. It is always written."""
+        if not self._path and self.recent is None:
+            return
+        at = datetime.now(UTC)
+        if self._later is None:
+            self._write_unserved(wait, at)
+        else:
+            self._later.add(partial(self._write_unserved, wait, at))
+
+    def _write_unserved(self, wait: Wait, at: datetime) -> None:
+        line = _ENCODER.encode(self.hide(unserved_record(wait, at)))
+        if self.recent is not None:
+            self.recent.add_unserved(wait.request.request_id, line)
+        if self._path:
+            self._append(line + b"\n")
+
     def hide(self, entry: dict[str, Any]) -> dict[str, Any]:
         """`entry` as it may be shown."""
+        if not self._settings.redact:
+            return entry
         hidden = {name: REDACTED for name in self._settings.redact if entry.get(name) is not None}
         return entry | hidden
 
     def close(self) -> None:
-        """Close the file, if it is ours."""
+        """Write what was put off, and close the file, if it is ours.
+
+        Lines that had no room have `_LAST_S` to find some; what is left is counted, and said.
+        """
+        if self._later is not None:
+            self._later.flush()
+        self.flush(_LAST_S)
+        left = self._output.flush()
+        if left:
+            self.failures += left
+            self._on_error(f"decision log {self._path}: nobody reads it; the last {left} lines are lost")
         if self._file is not None:
             self._file.close()
         self._file = None
 
+    def flush(self, wait_s: float = 0.0) -> None:
+        """Write lines for which there was no room before; wait so long for some."""
+        try:
+            self._output.flush(wait_s)
+        except (OSError, ValueError) as error:
+            self._failed(error)
+
     def _append(self, data: bytes) -> None:
         try:
             if self._path == "-":
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
+                self._output.write(data)
             else:
                 self._open().write(data)
         except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import msgspec
 
 from extproc.adapters.doctor_findings import Finding, Status
 from extproc.adapters.doctor_probe import probe
-from extproc.adapters.kv_subscriber import KvSource
+from extproc.adapters.kv_stream import KvSource
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics, Member
 from extproc.prompt.encoder import PromptEncoder

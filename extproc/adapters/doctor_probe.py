@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 
 from extproc.adapters.doctor_findings import Finding, Status
-from extproc.adapters.kv_subscriber import KvSource, KvSubscriber
+from extproc.adapters.kv_stream import KvSource
+from extproc.adapters.kv_subscriber import KvSubscriber
 from extproc.adapters.routing_service import DP_RANK_HEADER
 from extproc.core.hashing import prompt_chain, token_array
 from extproc.core.kv_index import KvIndex

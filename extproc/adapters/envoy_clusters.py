@@ -38,6 +38,7 @@ from extproc.protocol.endpoint_picker import (
 WORKERS = "workers"
 ROUTER = "warmroute"
 COLLECTOR = "opentelemetry_collector"
+_ROUTER_CHECK_S = 0.5
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -243,8 +244,23 @@ def _router_cluster(name: str, addresses: Iterable[Address], tls: RouterTls | No
     )
     if tls is not None:
         cluster.transport_socket = _router_transport(tls)
+    addresses = tuple(addresses)
+    if len(addresses) > 1 or not all(where.is_resolved for where in addresses):
+        cluster.health_checks = [_router_check()]
     _set_addresses(cluster, addresses)
     return cluster
+
+
+def _router_check() -> core.HealthCheck:
+    """One of several routers that is gone, or going, gets no request; the last one standing gets all."""
+    return core.HealthCheck(
+        timeout=seconds(1),
+        interval=seconds(_ROUTER_CHECK_S),
+        no_traffic_interval=seconds(_ROUTER_CHECK_S),
+        unhealthy_threshold=1,
+        healthy_threshold=1,
+        grpc_health_check=core.HealthCheckGrpcHealthCheck(),
+    )
 
 
 def collector_cluster(collector: str) -> cluster_v3.Cluster:

@@ -1,9 +1,11 @@
 """ext_proc messages to plain values and back. Field accesses are what they cost here: few, and no copies."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from google.protobuf.struct_pb2 import Struct, Value
 
+from extproc.core.errors import ProtocolError
 from extproc.pb import envoy_common_pb2 as common
 from extproc.pb import ext_proc_pb2 as pb
 from extproc.protocol.endpoint_picker import READ_NAMESPACES, Metadata
@@ -25,22 +27,39 @@ from extproc.protocol.ext_proc_messages import (
     TrailersReply,
 )
 
+_MODES = {int(mode): mode for mode in BodyMode}
 _OVERWRITE = common.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
-def event_of(message: pb.ProcessingRequest) -> Event | None:  # noqa: PLR0911  one return per kind of part
-    """The part of the exchange in a message; None if it holds none that we know."""
+class HeaderBounds(NamedTuple):
+    """Most headers of one request or response, and their length with their names, all together."""
+
+    headers: int = 1000
+    characters: int = 1 << 20
+
+
+HEADER_BOUNDS = HeaderBounds()
+
+
+def event_of(  # noqa: PLR0911  one return per kind of part
+    message: pb.ProcessingRequest, bounds: HeaderBounds = HEADER_BOUNDS
+) -> Event | None:
+    """The part of the exchange in a message; None if it holds none that we know.
+
+    Raises:
+        ProtocolError: there are more headers than `bounds` allows.
+    """
     match message.WhichOneof("request"):
         case "request_headers":
             part = message.request_headers
-            return RequestHeaders(headers_of(part.headers), part.end_of_stream)
+            return RequestHeaders(headers_of(part.headers, bounds), part.end_of_stream)
         case "request_body":
             return RequestBody(message.request_body.body, message.request_body.end_of_stream)
         case "request_trailers":
             return RequestTrailers()
         case "response_headers":
             part = message.response_headers
-            return ResponseHeaders(headers_of(part.headers), part.end_of_stream)
+            return ResponseHeaders(headers_of(part.headers, bounds), part.end_of_stream)
         case "response_body":
             return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
         case "response_trailers":
@@ -50,36 +69,55 @@ def event_of(message: pb.ProcessingRequest) -> Event | None:  # noqa: PLR0911  o
 
 
 def modes_of(message: pb.ProcessingRequest) -> tuple[BodyMode, BodyMode] | None:
-    """Body modes of request and response, if the message announces them."""
+    """Body modes of request and response, if the message announces them.
+
+    Raises:
+        ProtocolError: one of them is not known.
+    """
     if not message.HasField("protocol_config"):
         return None
     config = message.protocol_config
-    return BodyMode(config.request_body_mode), BodyMode(config.response_body_mode)
+    return _mode(config.request_body_mode), _mode(config.response_body_mode)
 
 
-def headers_of(headers: common.HeaderMap) -> dict[str, str]:
-    """Headers by lower-case name; repeated ones joined as RFC 9110 says."""
+def _mode(number: int) -> BodyMode:
+    mode = _MODES.get(number)
+    if mode is None:
+        raise ProtocolError(f"there is no body mode {number}")
+    return mode
+
+
+def headers_of(headers: common.HeaderMap, bounds: HeaderBounds = HEADER_BOUNDS) -> dict[str, str]:
+    """Headers by lower-case name; repeated ones joined as RFC 9110 says.
+
+    Raises:
+        ProtocolError: there are more of them, or longer ones, than `bounds` allows.
+    """
+    if len(headers.headers) > bounds.headers:
+        raise ProtocolError(f"more than {bounds.headers} headers")
     found: dict[str, str] = {}
+    room = bounds.characters
     for header in headers.headers:
         name = header.key.lower()
         raw = header.raw_value
-        value = _text(raw) if raw else header.value
+        try:
+            value = raw.decode() if raw else header.value
+        except UnicodeDecodeError:
+            value = raw.decode("latin-1")
+        room -= len(name) + len(value)
+        if room < 0:
+            raise ProtocolError(f"headers of more than {bounds.characters} bytes")
         if name in found:
             value = found[name] + ("; " if name == "cookie" else ", ") + value
         found[name] = value
     return found
 
 
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw.decode("latin-1")
-
-
 def metadata_of(metadata: common.Metadata, also: Iterable[str] = ()) -> Metadata:
     """The namespaces that concern us, and those in `also`, as plain values."""
     namespaces = metadata.filter_metadata
+    if not namespaces:
+        return {}
     return {name: plain(namespaces[name]) for name in (*READ_NAMESPACES, *also) if name in namespaces}
 
 
@@ -110,6 +148,18 @@ def _plain_value(value: Value) -> object:
             return plain(value.struct_value)
         case _:
             return None
+
+
+def wire(reply: Reply) -> bytes:
+    """A reply as bytes. The plain ones, which are most, are made once."""
+    return _GO_ON_BYTES if reply == _GO_ON else encode(reply).SerializeToString()
+
+
+def more_time(seconds: float) -> bytes:
+    """A message that is no reply: the gateway waits so long for the next one, from now on."""
+    message = pb.ProcessingResponse()
+    message.override_message_timeout.FromMilliseconds(max(1, round(seconds * 1000.0)))
+    return message.SerializeToString()
 
 
 def encode(reply: Reply) -> pb.ProcessingResponse:
@@ -175,3 +225,7 @@ def _immediate(part: pb.ImmediateResponse, reply: ImmediateReply) -> None:
     part.body = reject.body
     part.details = reject.details
     _set_headers(part.headers, {"content-type": "application/json", **reject.headers})
+
+
+_GO_ON = HeadersReply(Side.REQUEST)
+_GO_ON_BYTES = encode(_GO_ON).SerializeToString()

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 
 import grpc
 
-from extproc.adapters.ext_proc_codec import attributes_of, encode, event_of, metadata_of, modes_of
+from extproc.adapters.ext_proc_codec import (
+    HEADER_BOUNDS,
+    HeaderBounds,
+    attributes_of,
+    event_of,
+    metadata_of,
+    modes_of,
+    more_time,
+    wire,
+)
 from extproc.adapters.response_observer import ResponseObserver
 from extproc.adapters.routing import HttpRequest, RoutingService
 from extproc.core.errors import ProtocolError
@@ -42,13 +51,15 @@ from extproc.protocol.ext_proc_messages import (
     Route,
 )
 from extproc.protocol.ext_proc_stream import ExtProcStream
+from extproc.protocol.names import shown
 from extproc.protocol.rejections import Reject, routing_failed
 
 _log = logging.getLogger("warmroute.ext_proc")
 
 _RESPONSE_EVENTS = (ResponseHeaders, ResponseBody, ResponseTrailers)
+_TRACE_KEYS = ("traceparent", "tracestate")
 
-Context = grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse]
+Context = grpc.aio.ServicerContext[pb.ProcessingRequest, bytes]
 
 
 @dataclass(slots=True)
@@ -72,6 +83,8 @@ class ExtProcSettings:
 
     Attributes:
         max_body_bytes: a longer request body is refused with 413.
+        max_headers: a request with more is not read, and goes on without us.
+        max_header_bytes: the same, for all headers together.
         default_mode: body mode when a gateway does not announce one.
         test_mode: honour the headers of conformance tests.
         namespaces: metadata namespaces that `HttpRequest.metadata` shows.
@@ -79,6 +92,8 @@ class ExtProcSettings:
     """
 
     max_body_bytes: int = 64 << 20
+    max_headers: int = HEADER_BOUNDS.headers
+    max_header_bytes: int = HEADER_BOUNDS.characters
     default_mode: BodyMode = BodyMode.BUFFERED
     test_mode: bool = False
     namespaces: tuple[str, ...] = ()
@@ -86,39 +101,57 @@ class ExtProcSettings:
 
 
 class ExtProcService:
-    """The servicer. One event loop; `counters` may be read at any time."""
+    """The servicer. One event loop; `counters` may be read at any time.
+
+    Args:
+        routing: decides.
+        settings: how streams are answered.
+        clock: monotonic seconds.
+        replied: called when a decision has been written.
+    """
 
     def __init__(
         self,
         routing: RoutingService,
         settings: ExtProcSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replied: Callable[[], None] = lambda: None,
     ) -> None:
         self._routing = routing
         self._settings = settings or ExtProcSettings()
+        self._bounds = HeaderBounds(self._settings.max_headers, self._settings.max_header_bytes)
         self._clock = clock
+        self._replied = replied
         self.counters = ExtProcCounters()
 
-    async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
-        """`ExternalProcessor/Process`: one call per HTTP request."""
+    async def process(self, _requests: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
+        """`ExternalProcessor/Process`: one call per HTTP request. Replies are written as bytes."""
         counters = self.counters
         counters.streams += 1
         counters.active += 1
-        exchange = _Exchange(self._routing, self._settings, self._clock, counters, context)
+        exchange = _Exchange(self._routing, self._settings, self._bounds, self._clock, counters, context)
         try:
-            async for message in requests:
+            # Reading from the context costs less than iterating over the messages, which reads from it too.
+            while isinstance(message := await context.read(), pb.ProcessingRequest):
                 if message.observability_mode:
                     if self._observe(message):
                         break
                     continue
                 for reply in await exchange.replies(message):
-                    await context.write(encode(reply))
-                exchange.undelivered = False
+                    await context.write(wire(reply))
+                if exchange.undelivered:
+                    exchange.undelivered = False
+                    self._replied()
         except ProtocolError as error:
             counters.protocol_errors += 1
             _log.warning("closing an ext_proc stream: %s", error)
             if self._settings.fail_closed:
                 await context.abort(grpc.StatusCode.INTERNAL, "the ext_proc protocol was broken")
+        except Exception:
+            counters.routing_errors += 1
+            _log.exception("an ext_proc stream failed")
+            if self._settings.fail_closed:
+                await context.abort(grpc.StatusCode.INTERNAL, "the request could not be handled")
         finally:
             counters.active -= 1
             exchange.close()
@@ -142,12 +175,14 @@ class _Exchange:
         self,
         routing: RoutingService,
         settings: ExtProcSettings,
+        bounds: HeaderBounds,
         clock: Callable[[], float],
         counters: ExtProcCounters,
         context: Context,
     ) -> None:
         self._routing = routing
         self._settings = settings
+        self._bounds = bounds
         self._clock = clock
         self._counters = counters
         self._context = context
@@ -182,7 +217,7 @@ class _Exchange:
             self._stream.add_metadata(metadata_of(message.metadata_context, self._settings.namespaces))
         if message.attributes:
             self._attributes.update(attributes_of(message))
-        event = event_of(message)
+        event = event_of(message, self._bounds)
         if event is None:
             raise ProtocolError("a ProcessingRequest without a part")
         actions = self._stream.receive(event)
@@ -236,21 +271,26 @@ class _Exchange:
             subset=subset_hint(self._stream.metadata),
             trace_parent=parent,
             trace_state=state,
-            request_id=headers.get("x-request-id") or uuid.uuid4().hex,
+            request_id=shown(headers.get("x-request-id", "")) or uuid.uuid4().hex,
             override=headers.get(TEST_SELECTION_HEADER) if self._settings.test_mode else None,
             body_seen=decide.body is not None,
             metadata=self._stream.metadata,
             attributes=self._attributes,
+            more_time=self._more_time,
         )
+
+    async def _more_time(self, seconds: float) -> None:
+        """Envoy takes this once for each message, and has no timeout where it streams bodies both ways."""
+        if self._stream.timed:
+            await self._context.write(more_time(seconds))
 
     def _trace_context(self, headers: Mapping[str, str]) -> tuple[str | None, str | None]:
         """`traceparent`, `tracestate`: Envoy's own come with the gRPC call, the client's in its headers."""
-        found = {
-            key: value.decode("ascii", "replace") if isinstance(value, bytes) else value
-            for key, value in self._context.invocation_metadata() or ()
-            if key in ("traceparent", "tracestate")
-        }
-        source: Mapping[str, str] = found if "traceparent" in found else headers
+        found: dict[str, str] = {}
+        for key, value in self._context.invocation_metadata() or ():
+            if key in _TRACE_KEYS:
+                found[key] = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        source = found if "traceparent" in found else headers
         return source.get("traceparent"), source.get("tracestate")
 
     def _count(self, answer: Answer) -> None:

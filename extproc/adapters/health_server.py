@@ -33,12 +33,12 @@ class HealthService:
         return self._ready
 
     def set_ready(self, ready: bool) -> None:
-        """Change readiness; watchers hear of it. Call it on the event loop's thread."""
-        self._ready = ready
+        """Change readiness, unless closed; watchers hear of it. Call it on the event loop's thread."""
+        self._ready = ready and not self._closing
         self._wake()
 
     def close(self) -> None:
-        """Not ready any more, and end all watches, so that they do not hold up a shutdown."""
+        """Never ready any more, and end all watches, so that they do not hold up a shutdown."""
         self._ready, self._closing = False, True
         self._wake()
 

@@ -1,114 +1,42 @@
-"""KV events over ZMQ: one subscription per engine, kept complete by `protocol.kv_sequence`.
+"""KV events over ZMQ: all subscriptions, and which publishers are heard on which (one each: `kv_stream`).
 
 Direction: vLLM binds its PUB socket when its endpoint has a `*` (we connect), and connects otherwise (we
 bind; several engines may then share one socket of ours, told apart by the topic `kv@<endpoint>@<model>`).
-The replay socket is always bound by the engine. Its answer is asked for on a fresh DEALER socket each time,
-so that what is left of an older answer is thrown away with its socket.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from extproc.core.errors import ProtocolError
-from extproc.core.types import AllBlocksCleared, KvEvent, WorkerId
-from extproc.protocol.kv_events import decode
-from extproc.protocol.kv_sequence import (
-    Action,
-    Apply,
-    KvSequence,
-    RequestReplay,
-    Reset,
-    Resume,
+from extproc.adapters.kv_stream import (
+    NUMBER_BYTES,
+    RECEIVE_LIMIT,
+    SLICE_S,
+    KvCallbacks,
+    KvSource,
+    KvStream,
+    KvStreamStats,
+    OnEvents,
+    OnHeard,
+    OnReset,
+    OnSuspend,
+    OnTrust,
+    spawn,
+)
+from extproc.adapters.turns import Turns
+from extproc.adapters.zmq_messages import ZmqMessages
+from extproc.core.types import WorkerId
+from extproc.protocol.kv_sequence_types import (
     SequenceLimits,
-    Suspend,
-    TrustChanged,
+    SequenceMemory,
 )
 
-_RECEIVE_LIMIT = 100_000  # messages queued by ZMQ; beyond, they are dropped, seen as a gap, and asked again
-_SLICE_S = 0.002  # work done at a stretch before the event loop may serve requests
-_NUMBER = 8  # bytes of a message number
 _DEFAULT_LIMITS = SequenceLimits()
 
-OnEvents = Callable[[WorkerId, Sequence[KvEvent]], None]
-OnReset = Callable[[WorkerId], None]
-OnTrust = Callable[[WorkerId, bool, str], None]
-OnSuspend = Callable[[WorkerId, bool], None]
-_Callbacks = tuple[OnEvents, OnReset, OnTrust, OnSuspend]
-
-
-@dataclass(frozen=True, slots=True)
-class KvSource:
-    """Where one engine's events come from.
-
-    Attributes:
-        worker: who they are about; a data-parallel rank named in a message overrides its rank.
-        endpoint: ZMQ address to connect to, or with `bind` to listen on.
-        replay_endpoint: ZMQ address to ask for missed messages; None: cannot be asked.
-        bind: the engine connects to us.
-        topic: subscribe to topics that begin so; "" for all.
-    """
-
-    worker: WorkerId
-    endpoint: str
-    replay_endpoint: str | None = None
-    bind: bool = False
-    topic: str = ""
-
-
-@dataclass(slots=True)
-class KvStreamStats:
-    """How one engine's stream is doing. All but `lag_s` only grow.
-
-    Attributes:
-        messages: applied.
-        gaps: holes found in the sequence.
-        replays: questions to the replay endpoint.
-        resets: times that all was forgotten and learned anew.
-        lag_s: from making to applying of the last live message, by both machines' clocks; None: none yet.
-    """
-
-    messages: int = 0
-    gaps: int = 0
-    replays: int = 0
-    resets: int = 0
-    lag_s: float | None = None
-
-
-def resolve_kv_endpoint(template: str, endpoint_host: str, dp_rank: int) -> str:
-    """The ZMQ address of one rank, from the address in the engine's configuration.
-
-    A wildcard host (`tcp://*:5557`) means the worker's own host (to listen, give "*" as host); rank r uses
-    port + r, as in vLLM.
-
-    Raises:
-        ValueError: the address has no usable port, or its transport cannot have ranks.
-    """
-    scheme, _, rest = template.partition("://")
-    if scheme == "inproc":
-        return template if dp_rank == 0 else f"{template}_dp{dp_rank}"
-    if scheme == "ipc":
-        if dp_rank:
-            raise ValueError(f"{template}: an ipc address cannot serve several ranks; use tcp://")
-        return template
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not colon or not port.isdigit():
-        raise ValueError(f"{template!r} is not a ZMQ address like tcp://*:5557")
-    if int(port) == 0:
-        raise ValueError(
-            f"{template}: port 0 is chosen by the engine; give the real one (GET /kv_event_sources)"
-        )
-    if host in {"*", "0.0.0.0", "::", "[::]"}:
-        host = endpoint_host
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"tcp://{host}:{int(port) + dp_rank}"
+Recall = Callable[[WorkerId], SequenceMemory | None]
 
 
 class KvSubscriber:
@@ -121,6 +49,9 @@ class KvSubscriber:
         clock: monotonic seconds.
         limits: timeouts and buffer sizes.
         on_suspend: whether what events have said about a worker counts for nothing at the moment.
+        on_heard: a message has come that cannot be applied yet: what was missed before it is being asked for.
+        recall: asked when a publisher that can replay is followed: where its events stood when what is known
+            of it was taken over from another router; None: nothing is known.
     """
 
     def __init__(
@@ -131,9 +62,13 @@ class KvSubscriber:
         clock: Callable[[], float],
         limits: SequenceLimits = _DEFAULT_LIMITS,
         on_suspend: OnSuspend = lambda _worker, _suspended: None,
+        on_heard: OnHeard = lambda _worker: None,
+        recall: Recall = lambda _worker: None,
     ) -> None:
-        self._callbacks = (on_events, on_reset, on_trust, on_suspend)
+        self._recall = recall
+        self._callbacks = KvCallbacks(on_events, on_reset, on_trust, on_suspend, on_heard)
         self._clock = clock
+        self._turns = Turns(clock, SLICE_S)
         self._limits = limits
         self._context = zmq.asyncio.Context()
         self._subscriptions: dict[KvSource | str, _Subscription] = {}
@@ -155,6 +90,8 @@ class KvSubscriber:
     def set_sources(self, sources: Iterable[KvSource]) -> None:
         """Follow exactly these sources: new ones are started, missing ones stopped, the others kept.
 
+        What those that are stopped have said is forgotten.
+
         Raises:
             OSError: an address is malformed or cannot be listened on; the other sources are followed.
         """
@@ -162,7 +99,9 @@ class KvSubscriber:
         for source in sources:
             wanted.setdefault(source.endpoint if source.bind else source, []).append(source)
         for key in [key for key in self._subscriptions if key not in wanted]:
-            task = asyncio.create_task(self._subscriptions.pop(key).close())
+            ended = self._subscriptions.pop(key)
+            ended.set_sources(())
+            task = asyncio.create_task(ended.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         failed: list[str] = []
@@ -170,7 +109,13 @@ class KvSubscriber:
             if key not in self._subscriptions:
                 try:
                     self._subscriptions[key] = _Subscription(
-                        self._context, group[0], self._callbacks, self._clock, self._limits
+                        self._context,
+                        group[0],
+                        self._callbacks,
+                        self._clock,
+                        self._turns,
+                        self._limits,
+                        self._recall,
                     )
                 except zmq.ZMQError as error:
                     failed.append(f"{group[0].endpoint}: {error}")
@@ -178,6 +123,16 @@ class KvSubscriber:
             self._subscriptions[key].set_sources(group)
         if failed:
             raise OSError(f"KV event subscriptions failed: {'; '.join(failed)}")
+
+    async def remember(self, take: Callable[[WorkerId, SequenceMemory], None]) -> AsyncIterator[None]:
+        """Call `take` for each publisher that can replay, while all it sent up to there is applied.
+
+        Yields after each. Publishers that speak for several ranks are left out.
+        """
+        for subscription in list(self._subscriptions.values()):
+            for publisher in subscription.publishers():
+                await publisher.remember(take)
+                yield
 
     async def close(self) -> None:
         """Stop everything."""
@@ -194,21 +149,25 @@ class _Subscription:
         self,
         context: zmq.asyncio.Context,
         source: KvSource,
-        callbacks: _Callbacks,
+        callbacks: KvCallbacks,
         clock: Callable[[], float],
+        turns: Turns,
         limits: SequenceLimits,
+        recall: Recall,
     ) -> None:
+        self._turns = turns
         self._context = context
+        self._recall = recall
         self._callbacks = callbacks
         self._clock = clock
         self._limits = limits
         self._bind = source.bind
-        self._publishers: dict[WorkerId, _Publisher] = {}
+        self._publishers: dict[WorkerId, KvStream] = {}
         self.unreadable = 0
         self._topics: set[str] = set()
         self._socket = context.socket(zmq.SUB)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RCVHWM, _RECEIVE_LIMIT)
+        self._socket.set(zmq.RCVHWM, RECEIVE_LIMIT)
         self._socket.set(zmq.IPV6, 1)
         self._socket.set(zmq.TCP_KEEPALIVE, 1)
         watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -221,7 +180,8 @@ class _Subscription:
         except zmq.ZMQError:
             self._close_sockets()
             raise
-        self._tasks = [_spawn(self._receive()), _spawn(self._watch())]
+        self._messages = ZmqMessages(zmq.Socket.shadow(self._socket.underlying), clock, SLICE_S)
+        self._tasks = [spawn(self._receive()), spawn(self._watch())]
         self._ending: list[asyncio.Task[None]] = []
 
     def set_sources(self, sources: Sequence[KvSource]) -> None:
@@ -230,6 +190,7 @@ class _Subscription:
             if wanted.get(worker) != publisher.source:
                 del self._publishers[worker]
                 self._ending = [task for task in self._ending if not task.done()] + publisher.stop()
+                publisher.forget()
         topics = {source.topic for source in sources}
         for topic in topics - self._topics:
             self._socket.subscribe(topic)
@@ -238,9 +199,19 @@ class _Subscription:
         self._topics = topics
         for worker, source in wanted.items():
             if worker not in self._publishers:
-                self._publishers[worker] = _Publisher(
-                    self._context, source, self._callbacks, self._clock, self._limits
+                memory = None if source.replay_endpoint is None else self._recall(worker)
+                self._publishers[worker] = KvStream(
+                    self._context,
+                    source,
+                    self._callbacks,
+                    self._clock,
+                    self._turns,
+                    self._limits,
+                    memory,
                 )
+
+    def publishers(self) -> list[KvStream]:
+        return [one for one in self._publishers.values() if one.source.replay_endpoint is not None]
 
     def streams(self) -> Iterator[tuple[WorkerId, KvStreamStats]]:
         for publisher in self._publishers.values():
@@ -254,6 +225,7 @@ class _Subscription:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._messages.close()
         self._close_sockets()
 
     def _close_sockets(self) -> None:
@@ -262,15 +234,9 @@ class _Subscription:
         self._socket.close(0)
 
     async def _receive(self) -> None:
-        clock = self._clock
-        started = clock()
         while True:
-            frames: list[bytes] = await self._socket.recv_multipart()
-            # A message that is there already is returned without a pause: make one, or requests starve.
-            if clock() - started > _SLICE_S:
-                await asyncio.sleep(0)
-                started = clock()
-            if len(frames) < 3 or len(frames[-2]) != _NUMBER:
+            frames = await self._messages.next()
+            if len(frames) < 3 or len(frames[-2]) != NUMBER_BYTES:
                 self.unreadable += 1
                 continue
             publisher = self._publisher(frames[0])
@@ -279,7 +245,7 @@ class _Subscription:
                 continue
             await publisher.live(frames[-2], frames[-1])
 
-    def _publisher(self, topic: bytes) -> "_Publisher | None":
+    def _publisher(self, topic: bytes) -> KvStream | None:
         if len(self._publishers) == 1:
             return next(iter(self._publishers.values()))
         name = topic.decode("utf-8", "replace")
@@ -300,187 +266,3 @@ class _Subscription:
                     await publisher.connected()
                 elif not self._bind:
                     await publisher.disconnected()
-
-
-class _Publisher:
-    """Carries out what the machine of one publisher asks for, one event after the other."""
-
-    def __init__(
-        self,
-        context: zmq.asyncio.Context,
-        source: KvSource,
-        callbacks: _Callbacks,
-        clock: Callable[[], float],
-        limits: SequenceLimits,
-    ) -> None:
-        self.source = source
-        self._context = context
-        self._on_events, self._on_reset, self._on_trust, self._on_suspend = callbacks
-        self._clock = clock
-        self._machine = KvSequence(replay=source.replay_endpoint is not None, limits=limits)
-        self._lock = asyncio.Lock()
-        self.workers = [source.worker]  # all ranks this publisher has spoken for
-        self.stats = KvStreamStats()
-        self._is_live = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._replay_number = 0
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0
-        if source.bind:  # the engine may be connected already, or come at any time
-            self._keep(_spawn(self.connected()))
-
-    def stop(self) -> list[asyncio.Task[None]]:
-        """Stop; the tasks that are ending."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        for task in self._tasks:
-            task.cancel()
-        return list(self._tasks)
-
-    async def connected(self) -> None:
-        async with self._lock:
-            await self._carry_out(self._machine.connected(self._clock()))
-
-    async def disconnected(self) -> None:
-        async with self._lock:
-            await self._carry_out(self._machine.disconnected(self._clock()))
-
-    async def live(self, number: bytes, payload: bytes) -> None:
-        seq = int.from_bytes(number, "big")
-        async with self._lock:
-            self._is_live = True
-            try:
-                await self._carry_out(self._machine.live(seq, payload, self._clock()))
-            finally:
-                self._is_live = False
-                self.stats.gaps = self._machine.gaps
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _carry_out(self, actions: list[Action]) -> None:
-        started = self._clock()
-        for action in actions:
-            match action:
-                case Apply(seq, payload):
-                    await self._carry_out(self._apply(seq, payload))
-                    if self._clock() - started > _SLICE_S:
-                        await asyncio.sleep(0)
-                        started = self._clock()
-                case RequestReplay(from_seq):
-                    self.stats.replays += 1
-                    self._ask(from_seq)
-                case _:
-                    self.stats.resets += isinstance(action, Reset)
-                    for worker in self.workers:
-                        self._tell(worker, action)
-        self._set_alarm()
-
-    def _tell(self, worker: WorkerId, news: Reset | TrustChanged | Suspend | Resume) -> None:
-        match news:
-            case Reset():
-                self._on_reset(worker)
-            case TrustChanged(trusted, cause):
-                self._on_trust(worker, trusted, cause)
-            case Suspend() | Resume():
-                self._on_suspend(worker, isinstance(news, Suspend))
-
-    def _apply(self, seq: int, payload: bytes) -> list[Action]:
-        try:
-            batch = decode(payload)
-        except ProtocolError:
-            return self._machine.unreadable(seq)
-        self.stats.messages += 1
-        if self._is_live:
-            self.stats.lag_s = max(0.0, time.time() - batch.timestamp)
-        worker = self.source.worker
-        if batch.dp_rank is not None and batch.dp_rank != worker.dp_rank:
-            worker = WorkerId(worker.endpoint, batch.dp_rank)
-            if worker not in self.workers:
-                self.workers.append(worker)
-                self._on_trust(worker, self._machine.trusted, self._machine.cause)
-        self._on_events(worker, batch.events)
-        if any(isinstance(event, AllBlocksCleared) for event in batch.events):
-            return self._machine.cleared(seq)
-        return []
-
-    def _set_alarm(self) -> None:
-        """Call `tick` at the machine's deadline. One that has moved back is noticed when it goes off."""
-        deadline = self._machine.next_deadline()
-        if deadline is None or (self._alarm is not None and self._alarm_at <= deadline):
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        delay = max(0.0, deadline - self._clock())
-        self._alarm_at = deadline
-        self._alarm = asyncio.get_running_loop().call_later(delay, self._wake)
-
-    def _wake(self) -> None:
-        self._alarm = None
-        self._keep(_spawn(self._tick()))
-
-    async def _tick(self) -> None:
-        async with self._lock:
-            await self._carry_out(self._machine.tick(self._clock()))
-
-    def _ask(self, from_seq: int) -> None:
-        self._replay_number += 1
-        self._keep(_spawn(self._replay(from_seq, self._replay_number)))
-
-    async def _replay(self, from_seq: int, number: int) -> None:
-        """Pass on one answer, as long as it is the latest one asked for."""
-        endpoint = self.source.replay_endpoint
-        if endpoint is None:
-            return
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            socket.set(zmq.LINGER, 0)
-            socket.set(zmq.RCVHWM, 0)
-            socket.set(zmq.IPV6, 1)
-            socket.connect(endpoint)
-            await socket.send_multipart([b"", from_seq.to_bytes(_NUMBER, "big")])
-            started = self._clock()
-            while number == self._replay_number:
-                frames: list[bytes] = await self._next_frames(socket, number)
-                if not frames:
-                    return
-                if self._clock() - started > _SLICE_S:
-                    await asyncio.sleep(0)
-                    started = self._clock()
-                if len(frames) < 2 or len(frames[-2]) != _NUMBER:
-                    continue
-                seq = int.from_bytes(frames[-2], "big", signed=True)
-                async with self._lock:
-                    if number != self._replay_number:
-                        return
-                    now = self._clock()
-                    if seq < 0:
-                        await self._carry_out(self._machine.replay_end(now))
-                        return
-                    await self._carry_out(self._machine.replayed(seq, frames[-1], now))
-        except zmq.ZMQError:
-            return  # as good as no answer: the machine's deadline sees to it
-        finally:
-            socket.close(0)
-
-    async def _next_frames(self, socket: zmq.asyncio.Socket, number: int) -> list[bytes]:
-        """The next message; empty once another question has been asked."""
-        while not await socket.poll(200):
-            if number != self._replay_number:
-                return []
-        return await socket.recv_multipart()
-
-
-def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task whose failure is not kept to itself."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_report_failure)
-    return task
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler(
-            {"message": "KV event subscription stopped", "exception": error, "task": task}
-        )

@@ -10,12 +10,14 @@ worker with failures is still used is the worker table's business.
 """
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -29,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 FILTERED_PATH = "/metrics/"
 PLAIN_PATH = "/metrics"
 MODELS_PATH = "/v1/models"
-_FILTER = tuple(("name[]", name) for name in SAMPLE_NAMES)
+_FILTER = "?" + urlencode([("name[]", name) for name in SAMPLE_NAMES], safe="[]:")
 
 OnMetrics = Callable[[str, dict[int, EngineMetrics]], None]
 OnFailure = Callable[[str, str], None]
@@ -157,13 +159,16 @@ class MetricsScraper:
         clock = asyncio.get_running_loop().time
         jitter = self._settings.jitter
         await asyncio.sleep(self._rng.uniform(0.0, interval_s * jitter))
-        while True:
+        # All are asked at the start; from then on they are spread over the interval, or a large fleet's pages
+        # would come all at once and hold up decisions.
+        shares = itertools.chain([(jitter, 1.0)], itertools.repeat((1.0 - jitter, 1.0 + jitter)))
+        for least, most in shares:
             started = clock()
             try:
                 await once(endpoint)
             except Exception:
                 _LOG.exception("scrape of %s: a bug, the next scrape goes on", endpoint)
-            due = started + interval_s * self._rng.uniform(1.0 - jitter, 1.0 + jitter)
+            due = started + interval_s * self._rng.uniform(least, most)
             # A server slower than the interval still gets a pause.
             await asyncio.sleep(max(due - clock(), interval_s * jitter))
 
@@ -203,13 +208,11 @@ class MetricsScraper:
         if self._on_models is not None:
             self._on_models(endpoint, cards)
 
-    async def _get(self, endpoint: str, path: str, query: Iterable[tuple[str, str]] = ()) -> bytes:
+    async def _get(self, endpoint: str, path: str, query: str = "") -> bytes:
         if self._session is None:
             raise _PageError("the scraper is closed")
         try:
-            async with self._session.get(
-                f"http://{endpoint}{path}", params=list(query), allow_redirects=False
-            ) as reply:
+            async with self._session.get(f"http://{endpoint}{path}{query}", allow_redirects=False) as reply:
                 if reply.status != 200:
                     raise _PageError(f"{path} answered {reply.status}", reply.status)
                 return await self._body(reply, path)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from extproc.core.types import Normalization
 from extproc.prompt.normalize import NormalizationMode, NormalizationRules, Normalized, normalize
+from extproc.protocol.body_limits import DEFAULT_LIMITS, BodyLimits
 from extproc.protocol.openai import InferenceRequest, LoadOnly, parse_request
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class PromptNormalizer:
         budget_ms: most time a request may wait for it.
         inline_bytes: bodies up to this size are normalized on the event loop.
         places: larger ones under way at one time; more pass as they came.
+        body_limits: how much of a normalized body is read again.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class PromptNormalizer:
         budget_ms: float = 200.0,
         inline_bytes: int = 16 << 10,
         places: int = 16,
+        body_limits: BodyLimits = DEFAULT_LIMITS,
     ) -> None:
         self._rules = rules
         self._mode = mode
@@ -56,6 +59,7 @@ class PromptNormalizer:
         self._budget_s = budget_ms / 1000
         self._inline_bytes = inline_bytes
         self._free = places
+        self._body_limits = body_limits
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="normalize")
 
     async def normalize(
@@ -83,7 +87,7 @@ class PromptNormalizer:
             return _skipped(request, "content-encoding")
         try:
             result = await self._result(request, body)
-            return _outcome(request, result, path, headers, dry_run=mode is NormalizationMode.DRY_RUN)
+            return self._outcome(request, result, path, headers, dry_run=mode is NormalizationMode.DRY_RUN)
         except Exception:
             _log.exception("normalizing a %s request failed; it passes as it came", request.kind.value)
             return _skipped(request, "error")
@@ -110,24 +114,29 @@ class PromptNormalizer:
             return Normalized.untouched(body, "budget")
         return job.result()
 
+    def _outcome(
+        self,
+        request: InferenceRequest,
+        result: Normalized,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        dry_run: bool,
+    ) -> NormalizedRequest:
+        if result.skipped is not None:
+            return _skipped(request, result.skipped)
+        changes = {str(rule): count for rule, count in sorted(result.counts.items())}
+        if not changes:
+            return NormalizedRequest(request, report=Normalization("unchanged", {}))
+        if dry_run:
+            return NormalizedRequest(request, report=Normalization("dry-run", changes))
+        changed = parse_request("POST", path, headers, result.body, self._body_limits)
+        if isinstance(changed, LoadOnly):
+            return _skipped(request, changed.reason)
+        return NormalizedRequest(changed, result.body, Normalization("applied", changes))
+
     def _done(self, _: "asyncio.Future[Normalized]") -> None:
         self._free += 1
-
-
-def _outcome(
-    request: InferenceRequest, result: Normalized, path: str, headers: Mapping[str, str], *, dry_run: bool
-) -> NormalizedRequest:
-    if result.skipped is not None:
-        return _skipped(request, result.skipped)
-    changes = {str(rule): count for rule, count in sorted(result.counts.items())}
-    if not changes:
-        return NormalizedRequest(request, report=Normalization("unchanged", {}))
-    if dry_run:
-        return NormalizedRequest(request, report=Normalization("dry-run", changes))
-    changed = parse_request("POST", path, headers, result.body)
-    if isinstance(changed, LoadOnly):
-        return _skipped(request, changed.reason)
-    return NormalizedRequest(changed, result.body, Normalization("applied", changes))
 
 
 def _skipped(request: InferenceRequest, why: str) -> NormalizedRequest:

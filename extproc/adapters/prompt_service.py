@@ -12,6 +12,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
@@ -53,7 +54,7 @@ class PromptService:
         encoder: RequestEncoder,
         *,
         budget_ms: float = 200.0,
-        inline_bytes: int = 2048,
+        inline_bytes: int = 16 << 10,
         threads: int = 2,
         places: int = 64,
         worker_tokenizer: WorkerTokenizer | None = None,
@@ -62,35 +63,49 @@ class PromptService:
         self._budget_s = budget_ms / 1000
         self._inline_bytes = inline_bytes
         self._threads = _Threads(threads, places)
+        self._judges = False  # not the first: it pays for what is imported and compiled
         self._worker_tokenizer = worker_tokenizer
 
     async def encode(
-        self, request: InferenceRequest, watched: Stages | None = None
+        self,
+        request: InferenceRequest,
+        watched: Stages | None = None,
+        then: Callable[[EncodedPrompt], None] | None = None,
     ) -> EncodedPrompt | LoadOnly:
         """Token ids, or why the request is routed by load. Never raises for what a request contains.
 
-        `watched` gets the stages: `wait`, `render` and `tokenize`, or `no-ids`.
+        `watched` gets the stages: `wait`, `render` and `tokenize`, or `no-ids`. `then` is called with the ids
+        of long prompts in the thread that has encoded them: for what would take long, too.
         """
         watched = watched or Stages(asyncio.get_running_loop().time)
-        encoded = await self._encode(request, watched)
+        encoded = await self._encode(request, watched, then)
         watched.mark(NO_IDS if isinstance(encoded, LoadOnly) else TOKENIZE)
         return encoded
 
-    async def _encode(self, request: InferenceRequest, stages: Stages) -> EncodedPrompt | LoadOnly:
+    async def _encode(
+        self, request: InferenceRequest, stages: Stages, then: Callable[[EncodedPrompt], None] | None
+    ) -> EncodedPrompt | LoadOnly:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             if self._is_small(request):
-                encoded = self._encoder.encode(request, stages.mark)
-                self._judge_inline(loop.time() - started)
-                return encoded
-            return await self._in_thread(request, stages)
+                worked = time.thread_time()  # waiting for a core says nothing about a prompt
+                try:
+                    return self._encoder.encode(request, stages.mark)
+                finally:  # a template that was ended has taken longest
+                    self._judge_inline(time.thread_time() - worked)
+            return await self._in_thread(request, stages, then)
         except Unsupported as problem:
             remaining = self._budget_s - (loop.time() - started)
             return await self._ask_worker(request, problem.reason, remaining)
         except Exception:
             _log.exception("encoding a %s request failed; it is routed by load", request.kind.value)
             return LoadOnly("prompt-error", request.model)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no encoding runs or waits in the threads, also none that was given up."""
+        return self._threads.idle
 
     def close(self) -> None:
         """Start no more encodings. Running ones end by themselves and hold nothing up."""
@@ -101,19 +116,25 @@ class PromptService:
         return request.size <= self._inline_bytes and "chat_template_kwargs" not in request.body
 
     def _judge_inline(self, took_s: float) -> None:
-        if took_s > self._budget_s:
+        judged, self._judges = self._judges, True
+        if judged and took_s > self._budget_s:
             _log.warning(
-                "encoding a small prompt took %.0f ms of the event loop; from now on all go to threads",
+                "encoding a small prompt took %.0f ms of the event loop; all go to threads from now on",
                 took_s * 1000,
             )
             self._inline_bytes = -1
 
-    async def _in_thread(self, request: InferenceRequest, stages: Stages) -> EncodedPrompt | LoadOnly:
+    async def _in_thread(
+        self, request: InferenceRequest, stages: Stages, then: Callable[[EncodedPrompt], None] | None
+    ) -> EncodedPrompt | LoadOnly:
         inside = stages.fork()
 
         def work() -> EncodedPrompt:
             inside.mark(WAIT)
-            return self._encoder.encode(request, inside.mark)
+            encoded = self._encoder.encode(request, inside.mark)
+            if then is not None:
+                then(encoded)
+            return encoded
 
         job = self._threads.submit(work)
         if job is None:
@@ -150,7 +171,8 @@ class _Threads:
 
     def __init__(self, threads: int, places: int) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._free = threading.BoundedSemaphore(places)
+        self._free = self._places = places
+        self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._work, name=f"prompt-{number}", daemon=True)
             for number in range(threads)
@@ -160,11 +182,17 @@ class _Threads:
 
     def submit(self, function: Callable[[], EncodedPrompt]) -> Future[EncodedPrompt] | None:
         """Queue a call; None when every place is taken."""
-        if not self._free.acquire(blocking=False):
-            return None
+        with self._lock:
+            if not self._free:
+                return None
+            self._free -= 1
         future: Future[EncodedPrompt] = Future()
         self._jobs.put((future, function))
         return future
+
+    @property
+    def idle(self) -> bool:
+        return self._free == self._places
 
     def close(self) -> None:
         for _ in self._threads:
@@ -179,5 +207,6 @@ class _Threads:
             except BaseException as error:
                 future.set_exception(error)
             finally:
-                self._free.release()
+                with self._lock:
+                    self._free += 1
             del job, future, function

@@ -1,6 +1,6 @@
 """The last decisions, kept in memory as the very lines of the decision log, for whoever asks about one.
 
-Beside each line stands a short form of it, for lists: in a large fleet a line holds hundreds of candidates.
+For lists a line has a short form, made when it is first shown: in a large fleet a line holds many candidates.
 Bounded in number and in bytes, oldest out.
 """
 
@@ -23,15 +23,16 @@ _LARGE = frozenset(
 _ENCODER = msgspec.json.Encoder()
 
 
-class _Kept(NamedTuple):
+@dataclass(slots=True)
+class _Kept:
     request_id: str
     prefix_key: str | None
     worker: str
     prompt_tokens: int
     cached_tokens: int
-    ending: "Ending"
-    short: bytes
+    ending: "Ending | None"  # None: nothing was decided
     line: bytes
+    short: bytes | None = None  # made when it is first shown; some kilobytes at most
 
 
 class Ending(NamedTuple):
@@ -94,15 +95,21 @@ class RecentDecisions:
             entry.get("prompt_tokens") or 0,
             cached,
             Ending(str(entry.get("decision")), entry.get("load_only"), str(entry.get("outcome"))),
-            _ENCODER.encode(shortened(entry)),
             line,
         )
+        self._keep(kept)
+
+    def add_unserved(self, request_id: str, line: bytes) -> None:
+        """Keep the line of a request that was never decided about: it can be found, and is in no list."""
+        self._keep(_Kept(request_id, None, "", 0, 0, None, line))
+
+    def _keep(self, kept: "_Kept") -> None:
         self._kept.append(kept)
-        self._by_id[request_id] = kept
-        self._bytes += len(line) + len(kept.short)
+        self._by_id[kept.request_id] = kept
+        self._bytes += len(kept.line)
         while len(self._kept) > self._max_lines or self._bytes > self._max_bytes:
             gone = self._kept.popleft()
-            self._bytes -= len(gone.line) + len(gone.short)
+            self._bytes -= len(gone.line)
             if self._by_id.get(gone.request_id) is gone:
                 del self._by_id[gone.request_id]
 
@@ -113,12 +120,14 @@ class RecentDecisions:
 
     def latest(self, count: int) -> Iterator[dict[str, Any]]:
         """The last `count` lines in their short form, newest first."""
-        for kept in islice(reversed(self._kept), count):
-            yield msgspec.json.decode(kept.short)
+        decided = (kept for kept in reversed(self._kept) if kept.ending is not None)
+        for kept in list(islice(decided, count)):  # a short form that is made may push out the oldest
+            yield _short(kept)
 
     def endings(self, count: int) -> list[Ending]:
         """Of the last `count` requests, newest first."""
-        return [kept.ending for kept in islice(reversed(self._kept), count)]
+        endings = (kept.ending for kept in reversed(self._kept) if kept.ending is not None)
+        return list(islice(endings, count))
 
     def hottest(self, count: int) -> list[HotPrefix]:
         """The prefixes most tokens were found cached of, among those that were asked for more than once."""
@@ -136,6 +145,13 @@ class RecentDecisions:
         for prefix in hot[:count]:
             prefix.workers = dict(sorted(prefix.workers.items(), key=lambda pair: -pair[1]))
         return hot[:count]
+
+
+def _short(kept: _Kept) -> dict[str, Any]:
+    if kept.short is None:
+        kept.short = _ENCODER.encode(shortened(msgspec.json.decode(kept.line)))
+    found: dict[str, Any] = msgspec.json.decode(kept.short)
+    return found
 
 
 def shortened(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ All but `route` are synchronous and quick; signals may come more than once, in a
 of a request: the implementation releases each lease exactly once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,7 @@ class HttpRequest:
     of the span ours belongs under, `trace_state` what came with it. `override`: wanted endpoints,
     comma-separated; only in test mode.
     `metadata` and `attributes`: what the gateway's own filters say, as far as it is configured.
+    `more_time`: asks the gateway to wait so many seconds for the answer, from now on; None: it cannot be.
     """
 
     method: str
@@ -37,6 +38,7 @@ class HttpRequest:
     trace_state: str | None = None
     metadata: Metadata = field(default_factory=dict)
     attributes: Mapping[str, object] = field(default_factory=dict)
+    more_time: Callable[[float], Awaitable[None]] | None = None
 
 
 class RoutingService(Protocol):
@@ -69,6 +71,13 @@ class RoutingService(Protocol):
 
     def completed(self, lease_id: str, completion: Completion) -> None:
         """How this request ended: from the access log, or from the response if the gateway shows it."""
+        ...
+
+    def left_early(self, request_id: str, completion: Completion) -> bool:
+        """How a request ended that has no ticket: its client left before the gateway took our answer.
+
+        Returns whether a request of ours has ended with it.
+        """
         ...
 
     def access_log_streams(self, open_streams: int) -> None:

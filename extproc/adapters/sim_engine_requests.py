@@ -16,11 +16,16 @@ from extproc.adapters.sim_engine_text import Answer, Vocabulary
 from extproc.core.errors import WarmrouteError
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.errors import Unsupported
+from extproc.protocol.body_limits import BodyLimits
 from extproc.protocol.openai import BadRequest, InferenceRequest, LoadOnly, parse_request
 from extproc.sim.engine_types import EngineConfig, EngineRequest
 
 Encode = Callable[[InferenceRequest], "Sequence[array[int]]"]
 """Token ids of every prompt of a request. Raises `Unsupported` or `BadRequest`."""
+
+_ENOUGH = 1 << 40
+_AS_AN_ENGINE = BodyLimits(read_bytes=_ENOUGH, json_values=_ENOUGH, messages=_ENOUGH, prompts=_ENOUGH)
+"""The bounds are the router's: an engine reads whatever reaches it."""
 
 
 def load_encoder(model_dir: Path) -> Encode:
@@ -162,7 +167,7 @@ class RequestReader:
 
     def _parse(self, path: str, headers: Mapping[str, str], raw: bytes) -> InferenceRequest:
         try:
-            parsed = parse_request("POST", path, headers, raw)
+            parsed = parse_request("POST", path, headers, raw, _AS_AN_ENGINE)
         except BadRequest as error:
             raise RefusedError(400, error.message) from None
         if isinstance(parsed, LoadOnly):

@@ -1,6 +1,6 @@
 """Everything worth seeing at one moment, as JSON values: what `/state`, the status page and `top` show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 from extproc import __version__
 from extproc.adapters.decision_log import open_record
 from extproc.adapters.decision_writer import DecisionLog
+from extproc.adapters.holding import HeldState
+from extproc.adapters.peer_status import PeersStatus
 from extproc.adapters.recent_decisions import RecentDecisions
 from extproc.adapters.routing_service import ServiceCounters
 from extproc.adapters.status_warnings import Observed, warnings
@@ -19,6 +21,7 @@ from extproc.protocol.explanation_text import as_text
 _DECISIONS = 40
 _PREFIXES = 12
 _WARNINGS = 30
+_WAITING = 50
 _JUDGED = 200
 
 
@@ -38,6 +41,9 @@ class StatusBoard:
         access_log_streams: open ones; None: not known.
         scrape_errors: the last error of each endpoint whose metrics could not be read.
         journal_error: why the journal ended before its time.
+        held: what is held, by pool, where anything may be.
+        peers: other replicas; None where there are none.
+        recalled: workers whose index was taken over at our start.
     """
 
     router: Router
@@ -51,6 +57,9 @@ class StatusBoard:
     access_log_streams: Callable[[], int | None]
     scrape_errors: dict[str, str] = field(default_factory=dict)
     journal_error: Callable[[], str | None] = lambda: None
+    held: Callable[[], Sequence[HeldState]] = tuple
+    peers: Callable[[], PeersStatus | None] = lambda: None
+    recalled: Callable[[], int] = lambda: 0
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +68,7 @@ class StatusBoard:
     def state(self) -> dict[str, Any]:
         """The whole of it. Times are seconds or milliseconds as the names say; null means not known."""
         now = self.clock()
-        router = snapshot(self.router, now)
+        router, held, peers = snapshot(self.router, now), self.held(), self.peers()
         seen = Observed(
             router=router,
             pools_with_events=self.pools_with_events,
@@ -69,6 +78,8 @@ class StatusBoard:
             recent=self.recent.endings(_JUDGED),
             log_failures=self.log.failures,
             journal_error=self.journal_error(),
+            held=held,
+            peers=() if peers is None else peers.peers,
         )
         found = warnings(seen)
         return {
@@ -81,6 +92,14 @@ class StatusBoard:
             "ready": any(worker.ready for worker in router.workers),
             "open_requests": router.open_requests,
             "distinct_blocks": router.distinct_blocks,
+            "index": {
+                "entries": router.index_entries,
+                "limit": router.index_limit,
+                "given_up": router.index_given_up,
+                "recalled_workers": self.recalled(),
+            },
+            "held": [_held(one) for one in held],
+            "peers": None if peers is None else asdict(peers),
             "counters": asdict(self.counters),
             "warnings": [asdict(one) for one in found[:_WARNINGS]],
             "warnings_total": len(found),
@@ -106,6 +125,21 @@ class StatusBoard:
         if line is None:
             return None
         return {"decision": line, "explanation": asdict(explain(line)), "text": as_text(line)}
+
+
+def _held(held: HeldState) -> dict[str, Any]:
+    return {
+        "pool": held.pool,
+        "requests": held.requests,
+        "bytes": held.bytes,
+        "oldest_s": round(held.oldest_s, 1),
+        "wait_s": _rounded(held.wait_s),
+        "waiting": [
+            {"tenant": tenant, "priority": priority, "requests": requests}
+            for (tenant, priority), requests in held.waiting.items()
+        ][:_WAITING],
+        "full_workers": {worker: why for worker, why in held.full.items() if why is not None},
+    }
 
 
 def _pool(pool: PoolSnapshot) -> dict[str, Any]:

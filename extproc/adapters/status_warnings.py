@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from extproc.adapters.holding import HeldState
+from extproc.adapters.peer_status import PeerStatus
 from extproc.adapters.recent_decisions import Ending
 from extproc.core.snapshot import RouterSnapshot, WorkerSnapshot
 
@@ -50,6 +52,8 @@ class Observed:
         recent: how the last requests were decided and ended.
         log_failures: lines of the decision log that could not be written.
         journal_error: why the journal ended before its time.
+        held: what is held, by pool.
+        peers: other replicas.
     """
 
     router: RouterSnapshot
@@ -60,11 +64,13 @@ class Observed:
     recent: Sequence[Ending]
     log_failures: int = 0
     journal_error: str | None = None
+    held: Sequence[HeldState] = ()
+    peers: Sequence[PeerStatus] = ()
 
 
 def warnings(seen: Observed) -> list[Warning]:
     """All of them, the worst first."""
-    found = [*_pools(seen), *_own(seen), *_requests(seen)]
+    found = [*_pools(seen), *_held(seen), *_own(seen), *_peers(seen), *_requests(seen)]
     for worker in seen.router.workers:
         found += _worker(worker, seen)
     return sorted(found, key=lambda one: one.severity is not Severity.BAD)
@@ -84,6 +90,29 @@ def _pools(seen: Observed) -> Iterator[Warning]:
                 f"none of its {len(workers)} workers is ready: its requests are refused",
                 "their metrics pages cannot be read, or Envoy cannot connect to them",
             )  # fmt: skip
+
+
+def _peers(seen: Observed) -> Iterator[Warning]:
+    for peer in seen.peers:
+        if not peer.connected:
+            yield Warning(
+                Severity.ODD, f"replica {peer.name or peer.address}",
+                "it is not heard: what it sends to the workers is seen late, by the engines' own counts",
+                peer.error or "it is down, or cut off; check `peers`",
+            )  # fmt: skip
+
+
+def _held(seen: Observed) -> Iterator[Warning]:
+    for held in seen.held:
+        if not held.requests:
+            continue
+        causes = sorted({why for why in held.full.values() if why is not None})
+        yield Warning(
+            Severity.BAD, f"pool {held.pool}",
+            f"{held.requests:,} requests are held, the oldest for {held.oldest_s:.1f} s",
+            f"every worker is full ({', '.join(causes) or 'those that may serve them'}); "
+            "add workers, or see `admission` for what counts as full",
+        )  # fmt: skip
 
 
 def _own(seen: Observed) -> Iterator[Warning]:

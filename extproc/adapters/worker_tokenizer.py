@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 
 from extproc.core.errors import WarmrouteError
 from extproc.prompt.chat import template_variables
@@ -37,6 +38,9 @@ _NOT_FOR_TOKENIZE = (
     "prompt_embeds",
     "truncate_prompt_tokens",
 )
+
+
+_MOST_BYTES = 16 << 20  # two million token ids
 
 
 class WorkerTokenizerError(WarmrouteError):
@@ -79,9 +83,9 @@ class WorkerTokenizer:
             ) as response:
                 if response.status != HTTPStatus.OK:
                     raise WorkerTokenizerError(f"{base}{path} answered {response.status}")
-                answer = await response.json()
-        except (aiohttp.ClientError, ValueError) as error:
-            raise WorkerTokenizerError(f"{base}{path}: {error}") from None
+                answer = msgspec.json.decode(await _read(response))
+        except (aiohttp.ClientError, ValueError, RecursionError) as error:
+            raise WorkerTokenizerError(f"{base}{path}: {type(error).__name__}") from None
         return _prompts(answer)
 
     def _question(self, request: InferenceRequest) -> tuple[str, dict[str, Any]]:
@@ -103,6 +107,15 @@ class WorkerTokenizer:
             keys = ("model", "prompt", "add_special_tokens")
             return "/tokenize", {key: body[key] for key in keys if key in body}
         raise WorkerTokenizerError(f"/tokenize does not take {request.kind.value} requests like this")
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise WorkerTokenizerError(f"the answer is longer than {_MOST_BYTES} bytes")
+    return bytes(body)
 
 
 def _prompts(answer: Any) -> EncodedPrompt:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import yaml
 
+from extproc.adapters.assembled import Assembled
 from extproc.adapters.child_process import ChildError, ChildProcess
 from extproc.adapters.envoy_bootstrap import EnvoySettings, StaticWorkers, bootstrap
 from extproc.adapters.envoy_process import EnvoyProcess
@@ -48,7 +48,7 @@ class Engine:
     kv_replay: str
 
 
-class Stack:
+class Stack(Assembled):
     """A complete installation with one policy. An async context manager.
 
     Args:
@@ -63,27 +63,14 @@ class Stack:
     def __init__(
         self, settings: StackSettings, directory: Path, on_stage: Callable[[str], None] = lambda _: None
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._directory = directory
         self._on_stage = on_stage
-        self._cleanup = contextlib.AsyncExitStack()
         self.decisions = directory / "decisions.jsonl"
         self.model = "tiny"
         self.url = ""
         self.status_page = ""
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            await self._cleanup.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._cleanup.aclose()
 
     async def _start(self) -> None:
         settings = self._settings

@@ -62,6 +62,8 @@ class Header:
         prompt_hashes: PromptHashes = prompt_hashes,
         event_hashes: EventHashes = event_chain,
         last_word: LastWord = as_ordered,
+        *,
+        price_all: bool = False,
     ) -> Router:
         """A router as it was built.
 
@@ -71,6 +73,7 @@ class Header:
             prompt_hashes: see `Router`.
             event_hashes: see `Router`.
             last_word: see `Router`.
+            price_all: see `Router`.
 
         Raises:
             JournalError: a policy it was built with is not installed here.
@@ -97,6 +100,7 @@ class Header:
             prompt_hashes=prompt_hashes,
             event_hashes=event_hashes,
             last_word=last_word,
+            price_all=price_all,
         )
 
     def changed(self, **fields: Any) -> Self:

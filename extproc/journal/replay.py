@@ -20,6 +20,7 @@ from typing import Any
 from extproc.core.chooser import as_ordered
 from extproc.core.errors import NoEndpointError
 from extproc.core.router import Router
+from extproc.core.shortlist import SMALL
 from extproc.core.types import (
     BlockStored,
     Candidate,
@@ -177,18 +178,20 @@ class Replay:
     def _decide(self, number: int, arguments: dict[str, Any], recorded: Mapping[str, Any]) -> Step:
         at, ask = arguments["now"], arguments["request"]
         self._was.lease[0] = recorded.get("lease", "")
+        answer = quoted = None
+        if self._instead is not None and "lease" in recorded:
+            answer = self._ask(self._instead, replace(ask), at, recorded)
+        if answer is not None and len(self._was.router.table) > SMALL:  # it may be on no shortlist
+            quoted = self._was.router.quote(replace(ask), answer[0].worker, at)
         try:
             decision = self._was.router.schedule(replace(ask), at)
         except NoEndpointError:
             return Step(number, at, recorded, None, "refused" in recorded)
         exact = digest(decision) == recorded.get("digest")
-        if self._instead is None or "lease" not in recorded:
-            return Step(number, at, recorded, decision, exact)
-        answer = self._ask(self._instead, replace(ask), at, recorded)
         if answer is None:
             return Step(number, at, recorded, decision, exact)
         wanted, reason = answer
-        priced = next((c for c in decision.candidates if c.worker == wanted.worker), None)
+        priced = next((c for c in decision.candidates if c.worker == wanted.worker), quoted)
         return Step(number, at, recorded, decision, exact, priced, reason)
 
     def _ask(
@@ -211,5 +214,6 @@ def _seat(header: Header, policies: Policies, *, steered: bool) -> _Seat:
         hashes.of_prompts,
         hashes.of_event,
         steering.last_word if steered else as_ordered,
+        price_all=steered,  # the one it is steered to must be among them
     )
     return _Seat(router, hashes, steering, lease)

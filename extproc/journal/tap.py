@@ -46,10 +46,14 @@ INPUTS = (
     "on_metrics",
     "on_scrape_failure",
     "on_models",
+    "on_peer_news",
+    "on_kv_restored",
+    "on_left_early",
+    "on_kv_heard",
 )
 """Methods of `Router` that change it. An entry names its method by its place here: add at the end."""
 
-READS = frozenset({"next_deadline"})
+READS = frozenset({"block_size", "destinations", "quote", "tell"})
 """Methods of `Router` that change nothing."""
 
 Entry = list[Any]

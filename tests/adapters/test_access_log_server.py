@@ -1,11 +1,28 @@
 import pytest
 
-from extproc.adapters.access_log_server import address_text, view
+from extproc.adapters.access_log_server import AccessLogService, address_text, view
+from extproc.adapters.deferred import Deferred
 from extproc.core.types import Outcome
 from extproc.pb import access_log_pb2 as pb
 from extproc.pb import envoy_common_pb2 as common
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.waiting import until
+
+
+async def test_entries_may_be_put_off_and_count_though_their_stream_is_cut(routing):
+    later = Deferred()
+    service = AccessLogService(routing, later)
+    entries = [log_entry(f"lease-{number}") for number in range(50)]
+    await service.stream_access_logs(one_message(entries), None)
+    assert routing.completions == []
+    assert routing.log_streams == 0
+    later.flush()
+    assert [lease for lease, _ in routing.completions] == [f"lease-{number}" for number in range(50)]
+    later.close()
+
+
+async def one_message(entries):
+    yield message(*entries)
 
 
 @pytest.fixture
@@ -112,6 +129,21 @@ async def test_periodic_entries_tell_that_the_answer_has_begun(routing):
         await log.done_writing()
         await log
     assert routing.signals == [("first_body", "talking")]
+
+
+async def test_a_client_that_left_before_the_ticket_is_told_by_request_id(routing):
+    entry = log_entry(None, downstream_connection_termination=True)
+    entry.common_properties.ClearField("upstream_remote_address")
+    entry.request.request_id = "request-1"
+    served = log_entry(None, downstream_connection_termination=True)
+    served.request.request_id = "request-2"
+    async with running(routing) as host:
+        log = host.log()
+        await log.write(message(entry, served))
+        await log.done_writing()
+        await log
+        assert host.access_log.counters.errors == 0
+    assert routing.signals == [("left_early", "request-1", "cancelled")]
 
 
 async def test_tcp_logs_and_unknown_fields_are_skipped(routing):

@@ -70,6 +70,36 @@ async def test_many_watchers_cost_as_much_as_one(watched, monkeypatch):
     assert len(asked) < 12
 
 
+async def test_many_scrapers_cost_as_much_as_one(watched, monkeypatch):
+    made = []
+    metrics = watched.admin._sources.metrics
+
+    def counted(accept):
+        made.append(accept)
+        return metrics(accept)
+
+    object.__setattr__(watched.admin._sources, "metrics", counted)
+    await asyncio.gather(*(get(watched, "/metrics") for _ in range(12)))
+    assert len(made) < 12
+    await asyncio.gather(*(get(watched, "/metrics", Accept=f"text/{number}") for number in range(40)))
+    assert len(watched.admin._pages) <= 8
+
+
+async def test_it_knows_whether_it_is_open_to_others(tmp_path):
+    async with Watched(tmp_path) as watched:
+        assert not watched.admin.is_open
+    async with Watched(tmp_path, listen="0.0.0.0:0") as watched:
+        assert watched.admin.is_open
+    async with Watched(tmp_path, listen="0.0.0.0:0", token=WORD) as watched:
+        assert not watched.admin.is_open
+
+
+async def test_a_connection_that_is_answered_is_known_to_be(watched):
+    async with aiohttp.ClientSession() as client, client.get(f"{watched.url}/livez") as reply:
+        assert await reply.text() == "ok\n"
+        assert len(watched.admin._listener._answered) == 1
+
+
 @pytest.mark.parametrize("request_id", ["plain", "with/slash", "with space", "ünïcode", "?&#%", "a" * 300])
 async def test_a_request_is_found_by_its_id_whatever_it_is(watched, request_id):
     watched.ask(request_id)

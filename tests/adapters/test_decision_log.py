@@ -104,3 +104,14 @@ def test_a_request_that_is_not_over_has_a_line_without_an_end(router):
     over = record(router.release(decision.lease_id, Completion(Outcome.FINISHED), 3.0), datetime.now(UTC))
     for name in ("request_id", "selected_worker", "decision", "candidate_workers", "predicted_cached_tokens"):
         assert entry[name] == over[name]
+
+
+def test_each_candidate_has_its_own_facts(router):
+    released = finish(router)
+    entry = record(released, datetime.now(UTC))
+    for candidate, told in zip(released.lease.decision.candidates, entry["candidate_workers"], strict=True):
+        assert told["worker"] == str(candidate.worker)
+        facts = entry["facts"]["request"] | told["facts"]["request"]
+        assert facts["cached_tokens"] == candidate.priced.request.cached_tokens
+        assert facts["uncovered_tokens"] == candidate.priced.request.uncovered_tokens
+    assert len({told["facts"]["request"]["cached_tokens"] for told in entry["candidate_workers"]}) == 2

@@ -10,7 +10,7 @@ from aiohttp import web
 from extproc.adapters import doctor_probe
 from extproc.adapters.doctor import Doctor, Expectation
 from extproc.adapters.doctor_findings import Status
-from extproc.adapters.kv_subscriber import KvSource
+from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.routing_service import DP_RANK_HEADER
 from extproc.core.types import Member, WorkerId
 from extproc.prompt.encoder import PromptEncoder

@@ -3,7 +3,17 @@ import warnings
 import betterproto2
 import pytest
 
-from extproc.adapters.ext_proc_codec import encode, event_of, headers_of, metadata_of, modes_of, plain
+from extproc.adapters.ext_proc_codec import (
+    HeaderBounds,
+    encode,
+    event_of,
+    headers_of,
+    metadata_of,
+    modes_of,
+    plain,
+    wire,
+)
+from extproc.core.errors import ProtocolError
 from extproc.pb import envoy_common_pb2 as common
 from extproc.pb import ext_proc_pb2 as pb
 from extproc.protocol.ext_proc_messages import (
@@ -100,6 +110,13 @@ def test_repeated_headers_are_joined():
     assert headers_of(headers) == {"a": "1, 2", "cookie": "x=1; y=2", "empty": ""}
 
 
+def test_header_bytes_that_are_not_utf8_are_read_as_latin1():
+    headers = common.HeaderMap()
+    headers.headers.add(key="X-Name", raw_value=b"caf\xe9")
+    headers.headers.add(key="X-Other", raw_value="caf\u00e9".encode())
+    assert headers_of(headers) == {"x-name": "caf\u00e9", "x-other": "caf\u00e9"}
+
+
 def test_only_namespaces_that_concern_us_are_read():
     metadata = common.Metadata()
     value = {"s": "t", "n": 1.5, "b": True, "l": ["x", {"y": None}], "none": None}
@@ -107,3 +124,43 @@ def test_only_namespaces_that_concern_us_are_read():
     metadata.filter_metadata["other"].update({"a": 1})
     assert metadata_of(metadata) == {"warmroute": value}
     assert plain(metadata.filter_metadata["warmroute"]) == value
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        HeadersReply(Side.REQUEST),
+        HeadersReply(Side.RESPONSE),
+        HeadersReply(Side.REQUEST, remove_headers=("x-b",)),
+        HeadersReply(Side.REQUEST, {"x-a": "1"}),
+        HeadersReply(Side.REQUEST, metadata=METADATA),
+        HeadersReply(Side.REQUEST, clear_route_cache=True),
+        BodyReply(Side.REQUEST),
+        BodyReply(Side.REQUEST, {"x-a": "1"}, METADATA, clear_route_cache=True, body=b"new"),
+        TrailersReply(Side.REQUEST),
+        ImmediateReply(overloaded(7)),
+    ],
+)
+def test_replies_that_are_made_once_say_what_they_would_say_made_anew(reply):
+    assert pb.ProcessingResponse.FromString(wire(reply)) == encode(reply)
+
+
+def test_headers_are_bounded_in_number_and_length():
+    message = pb.ProcessingRequest()
+    for number in range(10):
+        message.request_headers.headers.headers.add(key=f"n{number}", raw_value=b"v" * 8)
+    assert len(event_of(message, HeaderBounds(10, 100)).headers) == 10
+    with pytest.raises(ProtocolError, match="more than 9 headers"):
+        event_of(message, HeaderBounds(9, 100))
+    with pytest.raises(ProtocolError, match="headers of more than 99 bytes"):
+        event_of(message, HeaderBounds(10, 99))
+    message.response_headers.headers.CopyFrom(message.request_headers.headers)
+    with pytest.raises(ProtocolError):
+        event_of(message, HeaderBounds(9, 100))
+
+
+def test_a_body_mode_that_does_not_exist_breaks_the_protocol():
+    message = pb.ProcessingRequest()
+    message.protocol_config.request_body_mode = 77
+    with pytest.raises(ProtocolError, match="no body mode 77"):
+        modes_of(message)

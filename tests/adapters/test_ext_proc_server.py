@@ -4,6 +4,7 @@ import json
 import grpc
 import pytest
 
+from extproc.adapters import ext_proc_server
 from extproc.adapters.ext_proc_server import ExtProcSettings
 from extproc.core.types import Outcome
 from extproc.pb import ext_proc_pb2
@@ -655,3 +656,48 @@ async def test_conformance_headers_work_in_test_mode_only(routing):
         assert set_headers(reply) == (
             {"x-conformance-test-served-endpoint": "10.0.0.2:8000"} if test_mode else {}
         )
+
+
+@pytest.mark.parametrize(
+    "headers", [[(f"x-{number}", "v") for number in range(1001)], [("x", "v" * 70_000)] * 16], ids=len
+)
+async def test_a_flood_of_headers_is_not_read_and_goes_on_without_us(routing, headers):
+    async with running(routing) as host:
+        assert await host.exchange(request_headers(headers)) == []
+        assert host.ext_proc.counters.protocol_errors == 1
+    assert routing.requests == []
+
+
+async def test_a_long_request_id_is_cut(routing):
+    async with running(routing) as host:
+        await host.exchange(request_headers({**POST, "x-request-id": "i" * 5000}, end=True))
+    assert routing.requests[0].request_id == "i" * 256
+
+
+async def test_an_error_of_ours_in_a_stream_ends_it_without_one(routing, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(ext_proc_server, "attributes_of", fail)
+    message = request_headers()
+    message.attributes["envoy.filters.http.ext_proc"].update({"a": "b"})
+    async with running(routing) as host:
+        assert await host.exchange(message) == []
+        assert host.ext_proc.counters.routing_errors == 1
+    closed = ExtProcSettings(fail_closed=True)
+    async with running(routing, settings=closed) as host:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await host.exchange(message)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "of ours" not in (caught.value.details() or "")
+
+
+async def test_it_says_when_a_decision_has_been_written_and_only_then(routing):
+    said = []
+    async with running(routing) as host:
+        host.ext_proc._replied = lambda: said.append(len(routing.requests))
+        await host.exchange(request_headers(end=True))
+        assert said == [1]
+        routing.answer = PassThrough()
+        await host.exchange(request_headers(end=True))
+    assert said == [1]

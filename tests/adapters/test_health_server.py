@@ -47,3 +47,5 @@ async def test_a_shutdown_tells_watchers_and_ends_them():
         assert await watch.read() is grpc.aio.EOF
         assert await watch.code() is grpc.StatusCode.OK
         assert await host.check("") == NOT_SERVING
+        host.health.set_ready(True)  # there are workers still
+        assert await host.check("") == NOT_SERVING

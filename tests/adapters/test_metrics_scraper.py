@@ -313,3 +313,24 @@ async def test_models_are_read_at_once_when_somebody_asks():
         await until(lambda: len(seen.models) >= 2)
         assert sum(one.path == "/v1/models" for one in server.requests) <= 3
     seen.scraper(models=True).look_at_models()  # not started: nothing to do
+
+
+async def test_all_are_asked_at_the_start_and_spread_over_the_interval_from_then_on():
+    class Asked(random.Random):
+        def __init__(self):
+            super().__init__(1)
+            self.ranges = []
+
+        def uniform(self, a, b):
+            self.ranges.append((a, b))
+            return super().uniform(a, b)
+
+    rng = Asked()
+    settings = ScrapeSettings(interval_s=0.01, jitter=0.25)
+    scraper = MetricsScraper(
+        on_metrics=lambda *_: None, on_failure=lambda *_: None, settings=settings, rng=rng
+    )
+    scraper.set_endpoints(["127.0.0.1:1"])  # nobody is there
+    async with scraper:
+        await until(lambda: len(rng.ranges) >= 4)
+    assert rng.ranges[:4] == [(0.0, 0.0025), (0.25, 1.0), (0.75, 1.25), (0.75, 1.25)]

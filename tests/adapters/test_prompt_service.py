@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -11,6 +12,7 @@ from extproc.adapters.telemetry.stages import Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizerError
 from extproc.prompt.encoder import EncodedPrompt, PromptEncoder
 from extproc.prompt.errors import Unsupported
+from extproc.prompt.template_guard import TemplateLimits
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.openai import LoadOnly, parse_request
 
@@ -23,7 +25,7 @@ def chat(content="q", **fields):
     return parse_request("POST", "/v1/chat/completions", {}, json.dumps(body).encode())
 
 
-SMALL, LONG = chat(), chat("word " * 2000)
+SMALL, LONG = chat(), chat("word " * 4000)
 
 
 class Encoder:
@@ -115,10 +117,45 @@ async def test_small_requests_with_template_arguments_leave_the_loop(make):
 async def test_one_small_prompt_over_the_budget_sends_all_to_threads(make):
     encoder = Encoder()
     service = make(encoder, budget_ms=-1.0)
-    assert await service.encode(SMALL) == IDS
+    for _ in range(2):  # the first pays for what is used for the first time, and tells nothing
+        assert await service.encode(SMALL) == IDS
     service._budget_s = 60.0  # enough for a thread to begin
     assert await service.encode(SMALL) == IDS
-    assert encoder.threads[1] is not threading.current_thread()
+    here = threading.current_thread()
+    assert [thread is here for thread in encoder.threads] == [True, True, False]
+
+
+async def test_a_template_that_loops_is_ended_and_soon_has_the_event_loop_no_more(make, tmp_path):
+    endless = tmp_path / "endless.jinja"
+    endless.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    limits = TemplateLimits(seconds=0.05)
+    real = PromptEncoder.load(tiny_model_path(), chat_template=endless, template_limits=limits)
+    threads = []
+
+    class Watched:
+        def encode(self, request, mark=None):
+            threads.append(threading.current_thread())
+            return real.encode(request, mark)
+
+    service = make(Watched(), budget_ms=1.0)
+    for _ in range(2):
+        assert await service.encode(SMALL) == LoadOnly("unsupported:template-limit", "m")
+    service._budget_s = 60.0  # enough for a thread to begin
+    assert await service.encode(SMALL) == LoadOnly("unsupported:template-limit", "m")
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [True, True, False]
+
+
+async def test_a_small_prompt_that_waits_for_a_core_stays_on_the_loop(make, monkeypatch):
+    encoder = Encoder()
+    service = make(encoder, budget_ms=1.0)
+    loop = asyncio.get_running_loop()
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(loop, "time", lambda: next(hours))
+    for _ in range(3):
+        assert await service.encode(SMALL) == IDS
+    monkeypatch.undo()
+    assert {thread is threading.current_thread() for thread in encoder.threads} == {True}
 
 
 async def test_a_spent_budget_means_load_only_and_the_loop_stays_free(make):
@@ -194,6 +231,16 @@ async def test_a_worker_that_does_not_answer_means_load_only(make, failure, reas
 async def test_concurrent_long_prompts_get_the_ids_they_would_get_alone(make):
     encoder = PromptEncoder.load(tiny_model_path())
     service = make(encoder)
-    requests = [chat(f"question {number} " * 400) for number in range(40)]
+    requests = [chat(f"question {number} " * 1600) for number in range(40)]
     results = await asyncio.gather(*map(service.encode, requests))
     assert results == [encoder.encode(request) for request in requests]
+
+
+async def test_what_comes_after_a_long_encoding_is_done_in_its_thread_and_a_short_one_is_none(make):
+    encoder = Encoder()
+    service, seen = make(encoder), []
+    for request in (SMALL, LONG):
+        found = await service.encode(request, then=lambda ids: seen.append((ids, threading.current_thread())))
+        assert found == IDS
+    assert seen == [(IDS, encoder.threads[1])]
+    assert encoder.threads[1] is not threading.main_thread()

@@ -75,3 +75,11 @@ def test_lists_get_a_short_form_and_a_question_the_whole_line():
     assert "facts" not in short
     assert recent.find("1")["candidate_workers"] == workers
     assert recent.endings(5) == [Ending("cold-idle", None, "finished")]
+
+
+def test_what_was_never_decided_about_can_be_found_and_is_in_no_list():
+    recent = RecentDecisions()
+    recent.add_unserved("held", b'{"request_id": "held", "outcome": "expired"}')
+    assert recent.find("held") == {"request_id": "held", "outcome": "expired"}
+    assert list(recent.latest(10)) == recent.endings(10) == recent.hottest(10) == []
+    assert len(recent) == 1

@@ -8,15 +8,20 @@ import pytest
 
 from extproc.adapters.admission import Admission
 from extproc.adapters.decision_writer import DecisionLog
+from extproc.adapters.held_requests import HeldRequests
+from extproc.adapters.holding import HoldSettings
 from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.request_preparation import PoolContext
 from extproc.adapters.routing import HttpRequest
-from extproc.adapters.routing_service import DP_RANK_HEADER, PoolContext, WarmRoutingService
+from extproc.adapters.routing_service import DP_RANK_HEADER, WarmRoutingService
 from extproc.core.candidates import PoolFacts
+from extproc.core.hashing import ChainMemo
 from extproc.core.model_catalog import ModelCatalog
 from extproc.core.policies import POLICIES
 from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
 from extproc.core.salting import Salter
+from extproc.core.saturation import RoomSettings
 from extproc.core.tenancy import Isolation, TenantBook, TenantPolicy
 from extproc.core.types import Completion, Member, Outcome
 from extproc.prompt.encoder import PromptEncoder
@@ -24,7 +29,8 @@ from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from extproc.protocol.rejections import Reject
 from extproc.protocol.tenant_identity import FromHeader
-from tests.support.core import COSTS, worker
+from tests.support.core import COSTS, metrics, worker
+from tests.support.waiting import until
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
 
@@ -113,6 +119,21 @@ def make(tmp_path, encoder):
         service.decisions.close()
         if service.prompts is not None:
             service.prompts.close()
+
+
+@pytest.mark.parametrize("overtakes", [False, True])
+async def test_a_client_that_left_before_the_ticket_is_logged_as_cancelled(make, overtakes):
+    service = make()
+    lease = await service.routed()
+    left = Completion(Outcome.CANCELLED, duration_ms=5.0)
+    if not overtakes:
+        service.service.stream_ended(lease.id, cancelled=True)
+    assert service.service.left_early("r", left) is not overtakes
+    if overtakes:
+        service.service.stream_ended(lease.id, cancelled=True)
+    service.decisions.close()
+    assert [line["outcome"] for line in service.log()] == ["cancelled"]
+    assert service.service.counters.lost == 0
 
 
 async def test_requests_are_watched_from_arrival_to_end(make):
@@ -347,15 +368,17 @@ async def test_the_model_chooses_the_pool(make):
         assert embedding.worker in (worker(1), worker(3))
 
 
-async def test_a_worker_that_leaves_ends_its_requests_and_takes_no_more(make):
+async def test_a_worker_that_leaves_answers_what_it_has_and_takes_no_more(make):
     service = make()
     leases = [await service.routed(body={"model": "tiny", "prompt": f"{n} {TEXT}"}) for n in range(9)]
     service.join(service.members[1:])
     gone = [lease for lease in leases if lease.worker == worker(0)]
     assert gone
-    assert [entry["outcome"] for entry in service.log()] == ["lost"] * len(gone)
-    service.finish(gone[0])  # the late access log entry of it
-    assert len(service.log()) == len(gone)
+    assert [lease.id in service.router.ledger for lease in gone] == [False] * len(gone)
+    for _ in range(2):  # the worker answers what it has, and each answer counts once
+        for lease in gone:
+            service.finish(lease)
+    assert [entry["outcome"] for entry in service.log()] == ["finished"] * len(gone)
     assert (await service.ask()).endpoints[0] != worker(0).endpoint
 
 
@@ -480,3 +503,72 @@ async def test_prompts_are_encoded_for_each_revision_that_a_worker_serves(make, 
     ask = (await service.routed()).decision.request
     assert set(ask.renditions) == {"v2"} or ask.namespace.model_revision == "v2"
     other.close()
+
+
+async def test_long_prompts_are_hashed_before_they_come_to_the_router(make, monkeypatch):
+    memo, routers = ChainMemo(), ChainMemo()
+    monkeypatch.setattr("extproc.adapters.request_preparation.REMEMBERED", memo)
+    monkeypatch.setattr("extproc.core.candidates.REMEMBERED", routers)
+    service = make()
+    for state in service.router.table.all():
+        service.router.on_metrics(state.id.endpoint, {0: metrics()}, service.now)
+    long = {"model": "tiny", "prompt": TEXT * 60, "max_tokens": 4}
+    await service.routed(body=long)
+    assert memo.blocks == 0  # it is not known yet how long blocks are
+    asked = routers.hits + routers.misses
+    assert asked > 0
+    lease = await service.routed(body=long)
+    size, (chain,) = lease.candidate.block_size, lease.reserved
+    request = lease.decision.request
+    hits = memo.hits
+    assert memo.prompt_chain(request.prompts[0], size, request.namespace.seed) == chain
+    assert memo.hits > hits
+    assert routers.hits + routers.misses == asked
+    await service.routed(body={"model": "tiny", "prompt": TEXT, "max_tokens": 4})
+    assert memo.misses < 100  # short ones are none of its business
+
+
+async def test_requests_are_held_by_what_holds_them_and_go_when_another_ends(make, monkeypatch):
+    made, waits = make(1), []
+    room = RoomSettings(max_queue_ms=None, max_kv_usage=None, max_requests=1)
+    held = HeldRequests(made.router, HoldSettings(room=room), lambda: made.now, on_wait=waits.append)
+    monkeypatch.setattr(made.service, "_held", held)
+    asked = []
+
+    async def more_time(seconds):
+        asked.append(seconds)
+
+    first = await made.routed()
+    body = {"model": "tiny", "prompt": TEXT, "max_tokens": 4, "priority": -3}
+    second = asyncio.create_task(made.ask(body=body, more_time=more_time))
+    await until(lambda: len(held) == 1)
+    made.finish(await made.routed(path="/v1/models", body=b"", method="GET"))  # no inference
+    made.now += 0.5
+    made.finish(first)
+    route = await second
+    lease = made.router.ledger.get(route.lease_id)
+    assert lease.decision.request.admission == (500.0, 3)
+    assert [round(seconds, 3) for seconds in asked] == [11.0]
+    made.finish(lease)
+    assert made.log()[-1]["admission"] == {"held_ms": 500.0, "priority": 3}
+    assert [wait.ending.value for wait in waits] == ["passed", "admitted"]
+
+
+async def test_who_waits_too_long_is_refused_and_counted(make, monkeypatch):
+    made = make(1)
+    room = RoomSettings(max_queue_ms=None, max_kv_usage=None, max_requests=1)
+    held = HeldRequests(made.router, HoldSettings(room=room, max_wait_s=3.0), lambda: made.now)
+    monkeypatch.setattr(made.service, "_held", held)
+    await made.routed()
+    second = asyncio.create_task(made.ask())
+    await until(lambda: len(held) == 1)
+    made.now += 3.0
+    reject = await second
+    assert (reject.status, reject.headers["retry-after"]) == (429, "3")
+    assert made.service.counters.rejected == {"held_too_long": 1}
+    third = asyncio.create_task(made.ask())
+    await until(lambda: len(held) == 1)
+    third.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    assert len(held) == 0

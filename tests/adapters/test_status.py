@@ -3,8 +3,9 @@ import json
 import msgspec
 import pytest
 
+from extproc.adapters.holding import Ending, HeldState, Wait
 from extproc.core.types import Outcome
-from tests.support.core import members, worker
+from tests.support.core import members, request, worker
 from tests.support.watched import Watched
 
 
@@ -101,3 +102,43 @@ async def test_a_whole_fleet_in_trouble_is_not_listed_one_by_one(tmp_path):
         state = watched.board.state()
         assert len(state["warnings"]) == 30
         assert state["warnings_total"] >= 100
+
+
+def held(requests=2):
+    full = {str(worker(0)): "queue", str(worker(1)): None}
+    return HeldState("default", requests, 900, {("acme", 1): requests}, full, 2.25, 1.25)
+
+
+async def test_what_is_held_is_shown_with_what_fills_the_workers(watched):
+    assert watched.board.state()["held"] == []
+    watched.board.held = lambda: [held()]
+    state = watched.board.state()
+    assert state["held"] == [
+        {
+            "pool": "default",
+            "requests": 2,
+            "bytes": 900,
+            "oldest_s": 1.2,
+            "wait_s": 2.2,
+            "waiting": [{"tenant": "acme", "priority": 1, "requests": 2}],
+            "full_workers": {str(worker(0)): "queue"},
+        }
+    ]
+    (warning,) = [one for one in state["warnings"] if "held" in one["text"]]
+    assert warning["text"] == "2 requests are held, the oldest for 1.2 s"
+    assert "queue" in warning["cause"]
+    watched.board.held = lambda: [held(0)]
+    assert not any("held" in one["text"] for one in watched.board.state()["warnings"])
+
+
+async def test_a_request_that_was_held_in_vain_can_be_asked_about(watched):
+    asked = request(request_id="vain", prompt_tokens=100)
+    watched.log.write_unserved(Wait(asked, Ending.EXPIRED, 5000.0, 1))
+    explained = watched.board.explained("vain")
+    assert explained["decision"]["status"] == 429
+    assert "It was held for 5,000.0 ms" in explained["text"]
+    assert watched.board.state()["decisions"] == []
+
+
+def test_what_the_index_keeps_is_told(watched):
+    assert watched.board.state()["index"] == {"entries": 0, "limit": 0, "given_up": 0, "recalled_workers": 0}

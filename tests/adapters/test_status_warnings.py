@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from extproc.adapters.peer_status import PeerStatus
 from extproc.adapters.recent_decisions import Ending
 from extproc.adapters.status_warnings import Observed, Severity, warnings
 from extproc.core.snapshot import snapshot
@@ -38,6 +39,15 @@ def lines(count, **fields):
 
 async def test_where_all_is_well_there_are_none(watched):
     assert warnings(seen(watched, recent=lines(100))) == []
+
+
+@pytest.mark.parametrize(("connected", "count"), [(True, 0), (False, 1)])
+async def test_a_replica_that_is_not_heard(watched, connected, count):
+    peer = PeerStatus("b:1", "b/0", connected, None, 0.0, 0, 0, "connection refused")
+    found = warnings(seen(watched, peers=(peer,)))
+    assert [(one.severity, one.subject, one.cause) for one in found] == [
+        (Severity.ODD, "replica b/0", "connection refused")
+    ] * count
 
 
 async def test_a_pool_without_workers(watched):

@@ -5,6 +5,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from extproc.adapters import worker_tokenizer
 from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
 from extproc.protocol.openai import parse_request
 
@@ -111,3 +112,21 @@ async def test_a_slow_worker_is_a_timeout(worker):
     tokenizer = WorkerTokenizer(worker[0], lambda: worker[1])
     with pytest.raises(TimeoutError):
         await tokenizer.encode(request_for("/v1/chat/completions", **CHAT), timeout_s=1e-9)
+
+
+async def test_an_answer_without_end_is_not_read_to_the_end(worker, monkeypatch):
+    monkeypatch.setattr(worker_tokenizer, "_MOST_BYTES", 1000)
+    monkeypatch.setitem(ANSWERS, "/tokenize", {"tokens": list(range(1000))})
+    with pytest.raises(WorkerTokenizerError, match="longer than 1000 bytes"):
+        await ask(worker, request_for("/v1/chat/completions", **CHAT))
+
+
+@pytest.mark.parametrize("answer", ["[" * 100_000, "{", "null", "1", "[1]", '{"tokens": ["x"]}', "\ud800"])
+async def test_an_answer_that_is_none_is_an_error(worker, monkeypatch, answer):
+    class Raw(web.Response):
+        def __init__(self, _):
+            super().__init__(body=answer.encode("utf-8", "surrogatepass"))
+
+    monkeypatch.setattr(web, "json_response", Raw)
+    with pytest.raises(WorkerTokenizerError):
+        await ask(worker, request_for("/v1/chat/completions", **CHAT))

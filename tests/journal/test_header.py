@@ -23,6 +23,7 @@ def test_everything_a_router_is_built_from_is_in_it():
         "prompt_hashes",
         "event_hashes",
         "last_word",
+        "price_all",  # of those that replay beside the recorded one
     }
     assert told == {"policy", "rng", "others", "shadow", "pools", "costs", "settings", "tenants"}
 

@@ -6,6 +6,7 @@ at any time (load, trust, the age of signals) is read when somebody asks (`state
 
 | module | what it is |
 |---|---|
+| `metric` | what a metric is |
 | `catalogue` | every metric: name, unit, labels, meaning; the reference is generated from it |
 | `stages` | where the time of one decision goes |
 | `request_metrics`, `tally` | counts and histograms of requests |

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from extproc.adapters.telemetry.catalogue import MAX_VALUES
-
+MAX_VALUES = 64
 OTHER = "other"
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from extproc.adapters.telemetry import catalogue
+from extproc.adapters.telemetry.catalogue import requests
 from extproc.adapters.telemetry.labels import FewValues, ServedModels
-from extproc.adapters.telemetry.stages import TOTAL, Stages
+from extproc.adapters.telemetry.stages import HOLD, TOTAL, Stages
 from extproc.adapters.telemetry.tally import Tally
 from extproc.core.kv_lifetimes import Evictions
 from extproc.core.outcomes import Released
@@ -26,53 +26,65 @@ class RequestMetrics(Tally):
     """
 
     def __init__(self, registry: CollectorRegistry, models: ServedModels) -> None:
-        super().__init__(catalogue.REQUEST_METRICS)
+        super().__init__(requests.REQUEST_METRICS)
         registry.register(self)
         self._models = models
         self._classes = FewValues()
         self._causes = FewValues()
+        self._tenants = FewValues()
 
     def pool_known(self, pool: str) -> None:
         """Begin what alerts watch at 0, or their first increment would go unseen."""
-        self.add(catalogue.LEASES_LOST, 0.0, pool)
-        self.add(catalogue.TIMEOUTS, 0.0, pool, "")
-        self.add(catalogue.EVICTIONS, 0.0, pool)
+        self.add(requests.LEASES_LOST, 0.0, pool)
+        self.add(requests.TIMEOUTS, 0.0, pool, "")
+        self.add(requests.EVICTIONS, 0.0, pool)
         for result in ("taken", "denied", "passed"):
-            self.add(catalogue.WARM_REQUESTS, 0.0, pool, "", result)
+            self.add(requests.WARM_REQUESTS, 0.0, pool, "", result)
 
     def decided(self, decision: Decision, stages: Stages) -> None:
         """A request was routed."""
         request, chosen, reason = decision.request, decision.chosen, decision.reason.value
         pool = request.pool
         group = (pool, self._classes.of(request.prompt_class))
-        self.add(catalogue.DECISIONS, 1.0, pool, decision.policy, reason, request.mode.value)
+        self.add(requests.DECISIONS, 1.0, pool, decision.policy, reason, request.mode.value)
         if request.load_only is not None:
-            self.add(catalogue.LOAD_ONLY, 1.0, pool, self._causes.of(request.load_only))
+            self.add(requests.LOAD_ONLY, 1.0, pool, self._causes.of(request.load_only))
         if request.normalization is not None:
             outcome, changes = request.normalization
-            self.add(catalogue.NORMALIZED, 1.0, pool, outcome)
+            self.add(requests.NORMALIZED, 1.0, pool, outcome)
             for rule, count in changes.items():
-                self.add(catalogue.NORMALIZATION_CHANGES, count, pool, outcome, rule)
-        for stage in stages.all():
-            self.observe(catalogue.DECISION_SECONDS, stage.end - stage.start, stage.name)
-        self.observe(catalogue.DECISION_SECONDS, stages.ended - stages.started, TOTAL)
-        self.observe(catalogue.QUEUE_WAIT, chosen.cost.queue_ms / _MS, *group, reason)
+                self.add(requests.NORMALIZATION_CHANGES, count, pool, outcome, rule)
+        held, began = 0.0, stages.started
+        for name, end in stages.marks:
+            if name == HOLD:
+                held += end - began
+            else:
+                self.observe(requests.DECISION_SECONDS, end - began, name)
+            began = end
+        self.observe(requests.DECISION_SECONDS, stages.ended - stages.started - held, TOTAL)
+        self.observe(requests.QUEUE_WAIT, chosen.cost.queue_ms / _MS, *group, reason)
         result = warm_result(decision)
         if result is not None:
-            self.add(catalogue.WARM_REQUESTS, 1.0, *group, result)
+            self.add(requests.WARM_REQUESTS, 1.0, *group, result)
         for choice in decision.shadow:
             self._shadow(pool, chosen, choice)
 
     def rejected(self, why: str) -> None:
         """A request was refused."""
-        self.add(catalogue.REJECTIONS, 1.0, why)
+        self.add(requests.REJECTIONS, 1.0, why)
+
+    def waited(self, pool: str, tenant: str, ending: str, held_s: float) -> None:
+        """A request that may be held was not, or no longer is."""
+        self.add(requests.ADMISSIONS, 1.0, pool, self._tenants.of(tenant), ending)
+        if ending != "passed":
+            self.observe(requests.HELD_SECONDS, held_s, pool, ending)
 
     def evicted(self, pool: str, evictions: Evictions) -> None:
         """Engines of `pool` evicted blocks."""
         if evictions.blocks:
-            self.add(catalogue.EVICTIONS, evictions.blocks, pool)
+            self.add(requests.EVICTIONS, evictions.blocks, pool)
         for age in evictions.ages_s:
-            self.observe(catalogue.EVICTED_AGE, age, pool)
+            self.observe(requests.EVICTED_AGE, age, pool)
 
     def finished(self, released: Released, trace_id: str | None = None) -> None:
         """A request has ended. `trace_id`: hex, where it was traced."""
@@ -83,16 +95,16 @@ class RequestMetrics(Tally):
             self._models.served(decision.request.model)
         model = self._models.label(decision.request.model)
         exemplar = None if trace_id is None else {"trace_id": trace_id}
-        self.add(catalogue.REQUESTS, 1.0, model, *group, outcome)
+        self.add(requests.REQUESTS, 1.0, model, *group, outcome)
         if timed_out(completion):
-            self.add(catalogue.TIMEOUTS, 1.0, *group)
+            self.add(requests.TIMEOUTS, 1.0, *group)
         if completion.attempts is not None and completion.attempts > 1:
-            self.add(catalogue.RETRIES, completion.attempts - 1, pool)
+            self.add(requests.RETRIES, completion.attempts - 1, pool)
         if completion.outcome is Outcome.LOST:
-            self.add(catalogue.LEASES_LOST, 1.0, pool)
+            self.add(requests.LEASES_LOST, 1.0, pool)
         if completion.duration_ms is not None:
             seconds = completion.duration_ms / _MS
-            self.observe(catalogue.REQUEST_SECONDS, seconds, *group, outcome, exemplar=exemplar)
+            self.observe(requests.REQUEST_SECONDS, seconds, *group, outcome, exemplar=exemplar)
         self._first_token(released, group, exemplar)
         self._tokens(released, model, group)
         self._prediction(released, pool)
@@ -102,11 +114,11 @@ class RequestMetrics(Tally):
     def _shadow(self, pool: str, chosen: Candidate, choice: ShadowChoice) -> None:
         difference = (chosen.cost.total_ms - choice.chosen.cost.total_ms) / _MS
         if choice.chosen.worker == chosen.worker:
-            self.add(catalogue.SHADOW_DECISIONS, 1.0, pool, choice.policy, "same")
+            self.add(requests.SHADOW_DECISIONS, 1.0, pool, choice.policy, "same")
             return
         result = "cheaper" if difference > 0.0 else "dearer"
-        self.add(catalogue.SHADOW_DECISIONS, 1.0, pool, choice.policy, result)
-        self.add(catalogue.SHADOW_REGRET, abs(difference), pool, choice.policy, result)
+        self.add(requests.SHADOW_DECISIONS, 1.0, pool, choice.policy, result)
+        self.add(requests.SHADOW_REGRET, abs(difference), pool, choice.policy, result)
 
     def _first_token(
         self, released: Released, group: tuple[str, str], exemplar: dict[str, str] | None
@@ -117,11 +129,11 @@ class RequestMetrics(Tally):
             return
         if completion.first_body_ms is not None:
             labels = (*group, warmth(released), decision.request.mode.value)
-            self.observe(catalogue.TTFT, completion.first_body_ms / _MS, *labels, exemplar=exemplar)
+            self.observe(requests.TTFT, completion.first_body_ms / _MS, *labels, exemplar=exemplar)
         error = ttft_error_ms(released)
         if error is not None:
             direction = "late" if error > 0.0 else "early"
-            self.observe(catalogue.TTFT_ERROR, abs(error) / _MS, group[0], direction, exemplar=exemplar)
+            self.observe(requests.TTFT_ERROR, abs(error) / _MS, group[0], direction, exemplar=exemplar)
 
     def _tokens(self, released: Released, model: str, group: tuple[str, str]) -> None:
         completion = released.completion
@@ -130,25 +142,25 @@ class RequestMetrics(Tally):
         total = prompt_tokens(released)
         cached = completion.cached_tokens
         if cached is None:
-            self.add(catalogue.INPUT_TOKENS, total, model, *group, "unknown")
+            self.add(requests.INPUT_TOKENS, total, model, *group, "unknown")
         else:
-            self.add(catalogue.INPUT_TOKENS, min(cached, total), model, *group, "cached")
-            self.add(catalogue.INPUT_TOKENS, max(0, total - cached), model, *group, "uncached")
+            self.add(requests.INPUT_TOKENS, min(cached, total), model, *group, "cached")
+            self.add(requests.INPUT_TOKENS, max(0, total - cached), model, *group, "uncached")
         if completion.output_tokens is not None:
-            self.add(catalogue.OUTPUT_TOKENS, completion.output_tokens, model, *group)
+            self.add(requests.OUTPUT_TOKENS, completion.output_tokens, model, *group)
         known = released.predicted_cached_tokens if cached is None else cached
         mode = released.lease.decision.request.mode.value
-        self.add(catalogue.COLD_TOKENS, total, *group, mode)
-        self.add(catalogue.PREFILL_TOKENS, max(0, total - (known or 0)), *group, mode)
+        self.add(requests.COLD_TOKENS, total, *group, mode)
+        self.add(requests.PREFILL_TOKENS, max(0, total - (known or 0)), *group, mode)
 
     def _prediction(self, released: Released, pool: str) -> None:
         predicted, actual = released.predicted_cached_tokens, released.completion.cached_tokens
         if predicted is None or actual is None or released.lease.sequences != 1:
             return
         result = "exact" if predicted == actual else "over" if predicted > actual else "under"
-        self.add(catalogue.PREDICTIONS, 1.0, pool, result)
-        self.add(catalogue.CACHED_PREDICTED, predicted, pool)
-        self.add(catalogue.CACHED_ACTUAL, actual, pool)
+        self.add(requests.PREDICTIONS, 1.0, pool, result)
+        self.add(requests.CACHED_PREDICTED, predicted, pool)
+        self.add(requests.CACHED_ACTUAL, actual, pool)
 
 
 def held(candidate: Candidate) -> int:

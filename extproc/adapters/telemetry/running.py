@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.adapters.telemetry.setup import choose, otlp_metrics, tracer_provider
 from extproc.adapters.telemetry.spans import Spans
@@ -17,6 +18,7 @@ async def running_telemetry(
     clock: Callable[[], float],
     is_base_model: Callable[[str], bool],
     report: Callable[[str], None],
+    later: Deferred | None = None,
 ) -> AsyncIterator[Telemetry]:
     """Telemetry that exports what the `OTEL_*` variables ask for, and at the end what is left of it.
 
@@ -26,6 +28,7 @@ async def running_telemetry(
         clock: monotonic seconds.
         is_base_model: whether a pool is known to serve a model of this name.
         report: told what is exported.
+        later: puts off what need not be done before a request goes on. At the end all of it is done.
 
     Raises:
         TelemetryError: a variable asks for what there is not.
@@ -38,10 +41,12 @@ async def running_telemetry(
             stack.push_async_callback(asyncio.to_thread, provider.shutdown)
             spans = Spans(provider.get_tracer("warmroute", version))
             report(f"traces: OTLP over {choice.traces}")
-        telemetry = Telemetry(clock, is_base_model, spans)
+        telemetry = Telemetry(clock, is_base_model, spans, later)
         if choice.metrics is not None:
             exporter = otlp_metrics(choice.metrics, telemetry.registry, version, choice.metrics_interval_s)
             exporter.start()
             stack.push_async_callback(exporter.close)
             report(f"metrics: OTLP over {choice.metrics}, every {choice.metrics_interval_s:g} s")
+        if later is not None:
+            stack.callback(later.close)
         yield telemetry

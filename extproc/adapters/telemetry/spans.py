@@ -42,7 +42,7 @@ class Spans:
         )
         if not span.is_recording():
             return {}
-        span.set_attributes(decision_attributes(decision, http.path))
+        span.set_attributes({**decision_attributes(decision, http.path), **stages.about})
         context = self._stages(set_span_in_context(span, Context()), stages)
         ended = stages.unix_ns(stages.ended)
         span.end(ended)
@@ -64,6 +64,7 @@ class Spans:
                 "warmroute.rejected": reject.why,
                 "error.type": reject.why,
                 "http.response.status_code": reject.status,
+                **stages.about,
             }
         )
         if reject.status >= _SERVER_ERROR:

@@ -14,6 +14,7 @@ WAIT = "wait"  # for one of the threads that encode long prompts
 RENDER = "render"
 TOKENIZE = "tokenize"
 NO_IDS = "no-ids"  # of a prompt that got no token ids: given up, or not supported
+HOLD = "hold"  # while every worker was full: no part of what a decision takes
 MATCH = "match"
 DECIDE = "decide"
 STAGES = (PARSE, NORMALIZE, WAIT, RENDER, TOKENIZE, NO_IDS, MATCH, DECIDE)
@@ -36,11 +37,12 @@ class Stages:
         wall_ns: unix nanoseconds, read once, to tell when it all happened.
     """
 
-    __slots__ = ("_clock", "_wall_ns", "marks", "started")
+    __slots__ = ("_clock", "_wall_ns", "about", "marks", "started")
 
     def __init__(self, clock: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
         self.marks: list[tuple[str, float]] = []
+        self.about: dict[str, str | float] = {}  # what spans say of the request besides
         self.started = clock()
         self._wall_ns = wall_ns()
 

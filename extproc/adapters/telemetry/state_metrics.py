@@ -1,6 +1,7 @@
 """Gauges: the router's snapshot and the servers' counters as metric families, made when somebody asks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -8,11 +9,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from extproc.adapters.telemetry import catalogue
-from extproc.adapters.telemetry.catalogue import Kind, Metric
+from extproc.adapters.holding import HeldState
+from extproc.adapters.peer_status import PeersStatus, PeerStatus
+from extproc.adapters.telemetry.catalogue import STATE_METRICS, fleet, service
+from extproc.adapters.telemetry.metric import Kind, Metric
+from extproc.core.hashing import REMEMBERED
 from extproc.core.router import Router
 from extproc.core.snapshot import PoolSnapshot, RouterSnapshot, WorkerSnapshot, snapshot
 from extproc.core.types import WorkerId
+from extproc.prompt.piece_cache import PieceCacheStats
 
 _MS = 1000.0
 
@@ -58,6 +63,12 @@ class StateSources:
         kv_streams: workers whose KV events are followed, and how their streams are doing.
         ext_proc: the ext_proc server's counters; None before it runs.
         access_log: the access log server's counters; None before it runs.
+        held: what is held, by pool; nothing where nothing is.
+        prompt_caches: what each pool's encoders remember.
+        peers: other replicas; None where there are none.
+        recalled: workers whose index was taken over at our start.
+        admin_cut: connections to the admin server that were cut; None where there is none.
+        held_faults: times that holding failed; None where nothing is held.
     """
 
     version: str
@@ -67,6 +78,12 @@ class StateSources:
     kv_streams: Callable[[], Mapping[WorkerId, KvStream]]
     ext_proc: Callable[[], ExtProcCounts | None]
     access_log: Callable[[], AccessLogCounts | None]
+    held: Callable[[], Sequence[HeldState]] = tuple
+    prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict
+    peers: Callable[[], PeersStatus | None] = lambda: None
+    recalled: Callable[[], int] = lambda: 0
+    admin_cut: Callable[[], int | None] = lambda: None
+    held_faults: Callable[[], int | None] = lambda: None
 
     @classmethod
     def of(
@@ -78,6 +95,12 @@ class StateSources:
         kv_streams: Callable[[], Mapping[WorkerId, KvStream]],
         ext_proc: ExtProcCounts | None = None,
         access_log: AccessLogCounts | None = None,
+        held: Callable[[], Sequence[HeldState]] = tuple,
+        prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict,
+        peers: Callable[[], PeersStatus | None] = lambda: None,
+        recalled: Callable[[], int] = lambda: 0,
+        admin_cut: Callable[[], int | None] = lambda: None,
+        held_faults: Callable[[], int | None] = lambda: None,
     ) -> Self:
         """Of this router, by this clock."""
 
@@ -93,6 +116,12 @@ class StateSources:
             kv_streams=kv_streams,
             ext_proc=lambda: ext_proc,
             access_log=lambda: access_log,
+            held=held,
+            prompt_caches=prompt_caches,
+            peers=peers,
+            recalled=recalled,
+            admin_cut=admin_cut,
+            held_faults=held_faults,
         )
 
 
@@ -109,11 +138,11 @@ class StateCollector(Collector):
 
     def describe(self) -> Iterable[Family]:
         """The families without samples, so that registering asks nobody for figures."""
-        return [_Family(metric).family for metric in catalogue.STATE_METRICS]
+        return [_Family(metric).family for metric in STATE_METRICS]
 
     def collect(self) -> Iterator[Family]:
         """All families."""
-        families = {metric.name: _Family(metric) for metric in catalogue.STATE_METRICS}
+        families = {metric.name: _Family(metric) for metric in STATE_METRICS}
 
         def put(metric: Metric, value: float | None, *labels: str) -> None:
             if value is not None:
@@ -129,7 +158,7 @@ class StateCollector(Collector):
         streams = self._sources.kv_streams()
         for worker in state.workers:
             labels = (worker.pool, str(worker.worker))
-            put(catalogue.WORKER_ROUTED, self._routed.get(worker.worker, 0), *labels)
+            put(fleet.WORKER_ROUTED, self._routed.get(worker.worker, 0), *labels)
             _load(worker, labels, put)
             _signals(worker, labels, put)
             stream = streams.get(worker.worker)
@@ -140,23 +169,44 @@ class StateCollector(Collector):
 
     def _service(self, state: RouterSnapshot, put: "_Put") -> None:
         sources = self._sources
-        put(catalogue.BUILD, 1, sources.version, state.policy)
-        put(catalogue.LEASES, state.open_requests)
-        put(catalogue.OLDEST_LEASE, sources.oldest_lease_s())
-        put(catalogue.INDEX_BLOCKS, state.distinct_blocks)
-        put(catalogue.INDEX_BYTES, sources.index_bytes())
+        put(service.BUILD, 1, sources.version, state.policy)
+        put(service.LEASES, state.open_requests)
+        put(service.OLDEST_LEASE, sources.oldest_lease_s())
+        put(service.INDEX_BLOCKS, state.distinct_blocks)
+        put(service.INDEX_ENTRIES, state.index_entries)
+        put(service.INDEX_GIVEN_UP, state.index_given_up)
+        put(service.INDEX_RECALLED, sources.recalled())
+        put(service.INDEX_BYTES, sources.index_bytes())
+        put(service.ADMIN_CUT, sources.admin_cut())
+        put(service.HELD_FAULTS, sources.held_faults())
+        put(service.HASH_STRETCHES, REMEMBERED.hits, "known")
+        put(service.HASH_STRETCHES, REMEMBERED.misses, "new")
+        put(service.HASH_BLOCKS, REMEMBERED.blocks)
+        for held in sources.held():
+            put(service.HELD, held.requests, held.pool)
+            put(service.HELD_BYTES, held.bytes, held.pool)
+            for why, count in Counter(why for why in held.full.values() if why is not None).items():
+                put(fleet.WORKERS_FULL, count, held.pool, why)
+        for pool, caches in sources.prompt_caches().items():
+            put(service.PROMPT_CHARACTERS, sum(cache.known for cache in caches), pool, "known")
+            put(service.PROMPT_CHARACTERS, sum(cache.new for cache in caches), pool, "new")
+            put(service.PROMPT_CACHE_BYTES, sum(cache.size for cache in caches), pool)
+            put(service.PROMPT_CACHE_EVICTED, sum(cache.evicted for cache in caches), pool)
+        peers = sources.peers()
+        if peers is not None:
+            _peers(peers, put)
         streams, log = sources.ext_proc(), sources.access_log()
         if streams is not None:
-            put(catalogue.STREAMS, streams.active)
-            put(catalogue.PASSED, streams.passed_through)
-            put(catalogue.ERRORS, streams.routing_errors, "routing")
-            put(catalogue.ERRORS, streams.unsendable_answers, "answer")
-            put(catalogue.ERRORS, streams.protocol_errors, "protocol")
+            put(service.STREAMS, streams.active)
+            put(service.PASSED, streams.passed_through)
+            put(service.ERRORS, streams.routing_errors, "routing")
+            put(service.ERRORS, streams.unsendable_answers, "answer")
+            put(service.ERRORS, streams.protocol_errors, "protocol")
         if log is not None:
-            put(catalogue.ACCESS_LOG_STREAMS, log.open_streams)
-            put(catalogue.ACCESS_LOG_ENTRIES, log.entries - log.foreign - log.errors, "ours")
-            put(catalogue.ACCESS_LOG_ENTRIES, log.foreign, "foreign")
-            put(catalogue.ACCESS_LOG_ENTRIES, log.errors, "unreadable")
+            put(service.ACCESS_LOG_STREAMS, log.open_streams)
+            put(service.ACCESS_LOG_ENTRIES, log.entries - log.foreign - log.errors, "ours")
+            put(service.ACCESS_LOG_ENTRIES, log.foreign, "foreign")
+            put(service.ACCESS_LOG_ENTRIES, log.errors, "unreadable")
 
 
 class _Put(Protocol):
@@ -177,56 +227,73 @@ class _Family:
         self.family.add_metric(labels, value)
 
 
+def _peers(peers: PeersStatus, put: _Put) -> None:
+    by_name: dict[str, list[PeerStatus]] = {}
+    for peer in peers.peers:
+        by_name.setdefault(peer.name or peer.address, []).append(peer)
+    for name, same in by_name.items():  # one that has several addresses: what it told is the same for all
+        put(service.PEER_CONNECTED, any(peer.connected for peer in same), name)
+        put(service.PEER_CONNECTS, sum(peer.connects for peer in same), name)
+        put(service.PEER_SILENT, same[0].silent_s, name)
+        put(service.PEER_SEQUENCES, same[0].sequences, name)
+    put(service.PEER_LISTENERS, peers.listeners)
+    put(service.PEER_INDEXES, peers.indexes)
+    for kind, count in peers.refused.items():
+        put(service.PEER_REFUSED, count, kind)
+    for kind in ("forwarded", "taken", "unknown", "dropped"):
+        put(service.PEER_SIGNALS, getattr(peers, kind), kind)
+
+
 def _pool(pool: PoolSnapshot, state: RouterSnapshot, put: _Put) -> None:
     ready = sum(worker.ready for worker in state.workers if worker.pool == pool.name)
     members = sum(worker.pool == pool.name for worker in state.workers)
-    put(catalogue.WORKERS, ready, pool.name, "ready")
-    put(catalogue.WORKERS, members - ready, pool.name, "not-ready")
-    put(catalogue.POOL_OVERHEAD, pool.ttft.overhead_ms / _MS, pool.name)
-    put(catalogue.POOL_PREFILL, pool.ttft.per_token_ms / _MS, pool.name)
-    put(catalogue.POOL_REUSE, pool.reuse, pool.name)
-    put(catalogue.POOL_LEARNED, pool.ttft_learned, pool.name)
+    put(fleet.WORKERS, ready, pool.name, "ready")
+    put(fleet.WORKERS, members - ready, pool.name, "not-ready")
+    put(fleet.POOL_OVERHEAD, pool.ttft.overhead_ms / _MS, pool.name)
+    put(fleet.POOL_PREFILL, pool.ttft.per_token_ms / _MS, pool.name)
+    put(fleet.POOL_REUSE, pool.reuse, pool.name)
+    put(fleet.POOL_LEARNED, pool.ttft_learned, pool.name)
     for figure in ("bias", "median", "p90"):
-        put(catalogue.POOL_TTFT_ERROR, getattr(pool.ttft_errors, figure), pool.name, figure)
+        put(fleet.POOL_TTFT_ERROR, getattr(pool.ttft_errors, figure), pool.name, figure)
 
 
 def _load(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
-    put(catalogue.WORKER_READY, worker.ready, *labels)
-    put(catalogue.WORKER_ACTIVE, worker.load.active, *labels)
-    put(catalogue.WORKER_SEQUENCES, worker.load.sequences, *labels)
-    put(catalogue.WORKER_CONTEXT, worker.load.context_tokens, *labels)
-    put(catalogue.WORKER_QUEUED, worker.load.queued_prefill_tokens, *labels)
-    put(catalogue.WORKER_QUEUE_SECONDS, worker.load.queued_prefill_ms / _MS, *labels)
+    put(fleet.WORKER_READY, worker.ready, *labels)
+    put(fleet.WORKER_ACTIVE, worker.load.active, *labels)
+    put(fleet.WORKER_SEQUENCES, worker.load.sequences, *labels)
+    put(fleet.WORKER_CONTEXT, worker.load.context_tokens, *labels)
+    put(fleet.WORKER_QUEUED, worker.load.queued_prefill_tokens, *labels)
+    put(fleet.WORKER_QUEUE_SECONDS, worker.load.queued_prefill_ms / _MS, *labels)
     if worker.foreign is not None:
-        put(catalogue.WORKER_FOREIGN, worker.foreign.running, *labels, "running")
-        put(catalogue.WORKER_FOREIGN, worker.foreign.waiting, *labels, "waiting")
+        put(fleet.WORKER_FOREIGN, worker.foreign.running, *labels, "running")
+        put(fleet.WORKER_FOREIGN, worker.foreign.waiting, *labels, "waiting")
 
 
 def _signals(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
     age = worker.metrics_age_s
-    put(catalogue.WORKER_SCRAPE_AGE, worker.joined_s if age is None else age, *labels)
-    put(catalogue.WORKER_SCRAPE_FAILURES, worker.scrape_failures, *labels)
-    put(catalogue.WORKER_TRUST, worker.confidence, *labels)
+    put(fleet.WORKER_SCRAPE_AGE, worker.joined_s if age is None else age, *labels)
+    put(fleet.WORKER_SCRAPE_FAILURES, worker.scrape_failures, *labels)
+    put(fleet.WORKER_TRUST, worker.confidence, *labels)
     cause = "none" if worker.cause is None else worker.cause.value
-    put(catalogue.WORKER_DIVERGING, worker.cause is not None, *labels, cause)
-    put(catalogue.WORKER_BLOCKS, worker.blocks, *labels, "events")
-    put(catalogue.WORKER_BLOCKS, worker.assumed_blocks, *labels, "assumed")
+    put(fleet.WORKER_DIVERGING, worker.cause is not None, *labels, cause)
+    put(fleet.WORKER_BLOCKS, worker.blocks, *labels, "events")
+    put(fleet.WORKER_BLOCKS, worker.assumed_blocks, *labels, "assumed")
     metrics = worker.metrics
     if metrics is not None:
-        put(catalogue.WORKER_ENGINE, metrics.running, *labels, "running")
-        put(catalogue.WORKER_ENGINE, metrics.waiting, *labels, "waiting")
-        put(catalogue.WORKER_KV_USAGE, metrics.kv_usage, *labels)
+        put(fleet.WORKER_ENGINE, metrics.running, *labels, "running")
+        put(fleet.WORKER_ENGINE, metrics.waiting, *labels, "waiting")
+        put(fleet.WORKER_KV_USAGE, metrics.kv_usage, *labels)
 
 
 def _events(worker: WorkerSnapshot, stream: KvStream, labels: tuple[str, str], put: _Put) -> None:
-    put(catalogue.WORKER_COMPLETE, worker.kv_trusted, *labels)
-    put(catalogue.WORKER_SUSPENDED, worker.kv_suspended, *labels)
-    put(catalogue.WORKER_EVENT_AGE, worker.event_age_s, *labels)
-    put(catalogue.WORKER_DOUBTFUL, worker.doubtful_blocks, *labels)
-    put(catalogue.WORKER_ORPHANS, worker.faults.orphans, *labels)
-    put(catalogue.WORKER_UNKNOWN_REMOVES, worker.faults.unknown_removes, *labels)
-    put(catalogue.WORKER_MESSAGES, stream.messages, *labels)
-    put(catalogue.WORKER_GAPS, stream.gaps, *labels)
-    put(catalogue.WORKER_REPLAYS, stream.replays, *labels)
-    put(catalogue.WORKER_RESETS, stream.resets, *labels)
-    put(catalogue.WORKER_EVENT_LAG, stream.lag_s, *labels)
+    put(fleet.WORKER_COMPLETE, worker.kv_trusted, *labels)
+    put(fleet.WORKER_SUSPENDED, worker.kv_suspended, *labels)
+    put(fleet.WORKER_EVENT_AGE, worker.event_age_s, *labels)
+    put(fleet.WORKER_DOUBTFUL, worker.doubtful_blocks, *labels)
+    put(fleet.WORKER_ORPHANS, worker.faults.orphans, *labels)
+    put(fleet.WORKER_UNKNOWN_REMOVES, worker.faults.unknown_removes, *labels)
+    put(fleet.WORKER_MESSAGES, stream.messages, *labels)
+    put(fleet.WORKER_GAPS, stream.gaps, *labels)
+    put(fleet.WORKER_REPLAYS, stream.replays, *labels)
+    put(fleet.WORKER_RESETS, stream.resets, *labels)
+    put(fleet.WORKER_EVENT_LAG, stream.lag_s, *labels)

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from extproc.adapters.telemetry.catalogue import Kind, Metric
+from extproc.adapters.telemetry.metric import Kind, Metric
 
 Labels = tuple[str, ...]
 

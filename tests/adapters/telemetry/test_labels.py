@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.telemetry.catalogue import MAX_VALUES
-from extproc.adapters.telemetry.labels import OTHER, FewValues, ServedModels
+from extproc.adapters.telemetry.labels import MAX_VALUES, OTHER, FewValues, ServedModels
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(1, 5))

@@ -215,3 +215,34 @@ def test_names_that_clients_make_up_are_no_labels(metrics, registry):
     samples = [s for s in families["warmroute_requests"].samples if s.name.endswith("_total")]
     assert {sample.labels["model"] for sample in samples} == {"other"}
     assert len(samples) <= 65
+
+
+def test_waits_are_counted_by_tenant_and_how_they_ended(metrics, registry):
+    metrics.waited("default", "acme", "passed", 0.0)
+    metrics.waited("default", "acme", "admitted", 1.5)
+    labels = {"pool": "default", "tenant": "acme"}
+    for outcome in ("passed", "admitted"):
+        assert registry.get_sample_value("warmroute_admissions_total", {**labels, "outcome": outcome}) == 1
+    waited = "warmroute_admission_wait_seconds"
+    assert registry.get_sample_value(f"{waited}_sum", {"pool": "default", "outcome": "admitted"}) == 1.5
+    assert registry.get_sample_value(f"{waited}_count", {"pool": "default", "outcome": "passed"}) is None
+
+
+def test_tenants_that_clients_make_up_are_no_labels(metrics, registry):
+    for number in range(200):
+        metrics.waited("default", f"tenant{number}", "refused", 0.0)
+    labels = {"pool": "default", "tenant": "other", "outcome": "refused"}
+    assert registry.get_sample_value("warmroute_admissions_total", labels) == 200 - 64
+
+
+def test_being_held_is_no_part_of_what_a_decision_takes(metrics, registry):
+    clock = Clock(10.0)
+    stages = Stages(clock)
+    for stage, seconds in (("parse", 0.25), ("hold", 30.0), ("match", 0.5)):
+        clock.now += seconds
+        stages.mark(stage)
+    metrics.decided(decision(), stages)
+    name = "warmroute_decision_duration_seconds_sum"
+    assert registry.get_sample_value(name, {"stage": "total"}) == 0.75
+    assert registry.get_sample_value(name, {"stage": "match"}) == 0.5
+    assert registry.get_sample_value(name, {"stage": "hold"}) is None

@@ -2,27 +2,34 @@ import time
 
 import pytest
 
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.telemetry.running import running_telemetry
 from extproc.adapters.telemetry.setup import TelemetryError
 from tests.adapters.telemetry.values import decision, http, released
 from tests.support.otlp import OtlpCollector
 
 
-def started(environment, report):
+def started(environment, report, later=None):
     return running_telemetry(
-        environment, version="1", clock=time.monotonic, is_base_model=lambda _name: True, report=report
+        environment,
+        version="1",
+        clock=time.monotonic,
+        is_base_model=lambda _name: True,
+        report=report,
+        later=later,
     )
 
 
+@pytest.mark.parametrize("put_off", [False, True])
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-async def test_what_is_left_is_exported_at_the_end(protocol, monkeypatch):
+async def test_what_is_left_is_exported_at_the_end(protocol, put_off, monkeypatch):
     said = []
     async with OtlpCollector() as collector:
         endpoint = collector.grpc if protocol == "grpc" else collector.http
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
         for name, value in environment.items():
             monkeypatch.setenv(name, value)  # the SDK reads the process's own
-        async with started(environment, said.append) as telemetry:
+        async with started(environment, said.append, Deferred() if put_off else None) as telemetry:
             stages = telemetry.begin()
             stages.mark("decide")
             telemetry.decided(http(), decision(), stages)

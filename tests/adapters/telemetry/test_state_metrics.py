@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -5,13 +6,17 @@ from prometheus_client import CollectorRegistry
 
 from extproc.adapters.access_log_server import AccessLogCounters
 from extproc.adapters.ext_proc_server import ExtProcCounters
-from extproc.adapters.kv_subscriber import KvStreamStats
+from extproc.adapters.holding import HeldState
+from extproc.adapters.kv_stream import KvStreamStats
+from extproc.adapters.peer_status import PeersStatus, PeerStatus
 from extproc.adapters.telemetry.catalogue import STATE_METRICS
 from extproc.adapters.telemetry.state_metrics import StateCollector, StateSources
 from extproc.core.candidates import PoolFacts
+from extproc.core.hashing import REMEMBERED, token_array
 from extproc.core.policies.token_load import TokenLoad
 from extproc.core.router import Router
 from extproc.core.types import Completion, Outcome
+from extproc.prompt.piece_cache import PieceCacheStats
 from tests.adapters.telemetry.values import Clock
 from tests.support.core import COSTS, NAMESPACE, members, metrics, request, stored, worker
 
@@ -32,6 +37,43 @@ class Watched:
         self.streams = {worker(0): KvStreamStats(messages=5, gaps=1, replays=2, resets=3, lag_s=0.25)}
         self.ext_proc, self.access_log = ExtProcCounters(), AccessLogCounters()
         self.router.on_membership(members(2), self.clock.now)
+        full = {str(worker(0)): "queue", str(worker(1)): "queue"}
+        self.held = [HeldState("default", 3, 400, {("", 0): 3}, full, 1.5, 0.5)]
+        self.prompt_caches = {
+            "default": [PieceCacheStats(70, 30, 5, 4000, 2), PieceCacheStats(7, 3, 1, 400, 0)]
+        }
+        heard = PeerStatus(
+            "10.1.0.1:50060",
+            "b/0",
+            connected=True,
+            silent_s=0.2,
+            weight=1.0,
+            sequences=7,
+            waiting=0,
+            error=None,
+            connects=3,
+        )
+        lost = PeerStatus(
+            "10.1.0.2:50060",
+            "",
+            connected=False,
+            silent_s=None,
+            weight=0.0,
+            sequences=0,
+            waiting=2,
+            error="gone",
+        )
+        self.peers = PeersStatus(
+            "a/0",
+            (heard, lost),
+            forwarded=5,
+            taken=4,
+            unknown=1,
+            dropped=2,
+            listeners=1,
+            indexes=6,
+            refused={"call": 7, "signal": 8},
+        )
         self.registry = CollectorRegistry()
         self.collector = StateCollector(
             StateSources.of(
@@ -41,6 +83,12 @@ class Watched:
                 kv_streams=lambda: self.streams,
                 ext_proc=self.ext_proc,
                 access_log=self.access_log,
+                held=lambda: self.held,
+                prompt_caches=lambda: self.prompt_caches,
+                peers=lambda: self.peers,
+                recalled=lambda: 9,
+                admin_cut=lambda: 10,
+                held_faults=lambda: 11,
             )
         )
         self.registry.register(self.collector)
@@ -54,6 +102,32 @@ class Watched:
 @pytest.fixture
 def watched():
     return Watched()
+
+
+def test_peers_are_named_and_those_never_heard_by_their_address(watched):
+    assert [watched.value("peer_connected", peer=name) for name in ("b/0", "10.1.0.2:50060")] == [1, 0]
+    assert watched.value("peer_silent_seconds", peer="b/0") == 0.2
+    assert watched.value("peer_silent_seconds", peer="10.1.0.2:50060") is None
+    assert watched.value("peer_sequences", peer="b/0") == 7
+    assert watched.value("peer_signals_total", kind="forwarded") == 5
+    assert watched.value("peer_signals_total", kind="dropped") == 2
+    assert watched.value("peer_connects_total", peer="b/0") == 3
+    assert watched.value("peer_listeners") == 1
+    assert watched.value("peer_indexes_total") == 6
+    assert [watched.value("peer_refused_total", kind=kind) for kind in ("call", "signal")] == [7, 8]
+
+
+def test_a_peer_with_several_addresses_is_one(watched):
+    heard, lost = watched.peers.peers
+    again = replace(lost, name="b/0", silent_s=0.2, sequences=7, connects=2)
+    watched.peers = replace(watched.peers, peers=(again, heard))
+    samples = [
+        sample.value
+        for family in watched.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("peer") == "b/0"
+    ]
+    assert sorted(samples) == [0.2, 1.0, 5.0, 7.0]
 
 
 def test_load_of_a_worker_is_what_the_router_counts(watched):
@@ -79,6 +153,15 @@ def test_load_of_a_worker_is_what_the_router_counts(watched):
     # Never scraped: since it joined.
     assert watched.value("worker_metrics_age_seconds", 1) == 3.5
     assert watched.value("worker_scrape_failures", 1) == 1
+
+
+def test_what_encoders_remember_is_summed_over_revisions(watched):
+    assert watched.value("prompt_characters_total", pool="default", state="known") == 77
+    assert watched.value("prompt_characters_total", pool="default", state="new") == 33
+    assert watched.value("prompt_cache_bytes", pool="default") == 4400
+    assert watched.value("prompt_cache_evictions_total", pool="default") == 2
+    watched.prompt_caches = {}
+    assert watched.value("prompt_cache_bytes", pool="default") is None
 
 
 def test_readiness_of_workers_and_pools(watched):
@@ -138,6 +221,7 @@ def test_counters_of_the_servers(watched):
     assert watched.value("ext_proc_streams") == 3
     assert watched.value("ext_proc_errors_total", kind="routing") == 2
     assert watched.value("ext_proc_passed_through_total") == 7
+    assert watched.value("admin_connections_cut_total") == 10
     assert watched.value("access_log_streams") == 1
     assert watched.value("access_log_entries_total", kind="ours") == 5
     assert watched.value("access_log_entries_total", kind="foreign") == 4
@@ -161,3 +245,26 @@ def test_every_metric_of_the_state_has_a_series(watched):
     watched.router.release(made.lease_id, done, 101.0)
     found = {sample.name for family in watched.registry.collect() for sample in family.samples}
     assert [metric.name for metric in STATE_METRICS if not found & set(metric.series)] == []
+
+
+def test_what_is_held_is_told_by_pool_and_what_fills_the_workers(watched):
+    assert watched.value("held_requests", pool="default") == 3
+    assert watched.value("held_bytes", pool="default") == 400
+    assert watched.value("workers_full", pool="default", why="queue") == 2
+    assert watched.value("admission_faults_total") == 11
+    watched.held = []
+    assert watched.value("held_requests", pool="default") is None
+
+
+def test_what_the_index_keeps_and_has_given_up_is_counted(watched):
+    watched.router.index.max_blocks = 5
+    watched.router.on_kv_events(worker(0), [stored(range(64))], 100.0)
+    watched.router.on_kv_events(worker(1), [stored(range(32))], 100.0)
+    assert watched.value("index_entries") == 5
+    assert watched.value("index_recalled_workers_total") == 9
+    assert watched.value("index_given_up_total") == 1
+    before = watched.value("prompt_hash_stretches_total", state="new")
+    prompt = token_array(range(5000, 5000 + 64 * 16 + 1))
+    assert len(REMEMBERED.prompt_chain(prompt, 16, 1)) == 64
+    assert watched.value("prompt_hash_stretches_total", state="new") == before + 1
+    assert watched.value("prompt_hash_blocks") >= 64

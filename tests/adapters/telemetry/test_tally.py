@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from extproc.adapters.telemetry.catalogue import Kind, Metric
+from extproc.adapters.telemetry.metric import Kind, Metric
 from extproc.adapters.telemetry.tally import Tally
 
 COUNTED = Metric("warmroute_counted", Kind.COUNTER, "1", "Counted.", ("pool", "why"))
