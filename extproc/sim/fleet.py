@@ -12,10 +12,10 @@ Theory of operation. One heap holds what is going to happen, by time; at one ins
     SEND     a client sends a turn; it is routed at once
     START    sessions arrive
     SAMPLE   a time bin ends
+    LOOK     a router that holds requests looks for room       every look_s while it holds any, and
+                                                               with first tokens, ends and metrics
 
-An engine is in the heap only while it is busy. KV event batches are numbered: a lost one is noticed
-when the next one comes. With replay everything missing then comes `replay_s` later, in order, and what comes
-meanwhile waits; without, the router is told of the gap and the events after it still come.
+An engine is in the heap only while it is busy. How KV events travel is in `event_link`.
 
 Deterministic: one seed, one result, to the last bit.
 """
@@ -27,15 +27,24 @@ from random import Random
 from typing import Any
 
 from extproc.core.errors import NoEndpointError
-from extproc.core.types import KvEvent
 from extproc.sim.clients import Clients, Run
 from extproc.sim.engine_types import EngineConfig, EngineRequest, Finished, RequestTooLongError, StepResult
+from extproc.sim.event_link import EventLink
 from extproc.sim.fleet_engine import FleetEngine
 from extproc.sim.measures import Measures
-from extproc.sim.routing import FleetFacts, FleetRouter, RouterMaker, SeesEngines, SimRequest
+from extproc.sim.routing import (
+    HELD,
+    FleetFacts,
+    FleetRouter,
+    HoldFacts,
+    HoldsRequests,
+    RouterMaker,
+    SeesEngines,
+    SimRequest,
+)
 from extproc.sim.sessions import Turn, Workload
 
-_SUBMIT, _EVENTS, _FIRST, _FINISH, _SCRAPE, _STEP, _SEND, _START, _SAMPLE = range(9)
+_SUBMIT, _EVENTS, _FIRST, _FINISH, _SCRAPE, _STEP, _SEND, _START, _SAMPLE, _LOOK = range(10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,8 @@ class FleetSettings:
         warmup_requests: the first ones sent, which are not measured.
         bin_s: width of the bins in which load is sampled.
         seed: of losses and of the router's randomness.
+        look_s: how often a router that holds requests looks for room.
+        hold: how it holds them.
 
     Raises:
         ValueError: a value is out of range.
@@ -72,6 +83,8 @@ class FleetSettings:
     warmup_requests: int = 0
     bin_s: float = 0.5
     seed: int = 0
+    look_s: float = 0.02
+    hold: HoldFacts = field(default_factory=HoldFacts)
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -79,7 +92,7 @@ class FleetSettings:
         for name in ("network_s", "kv_delay_s", "replay_s", "warmup_requests"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("scrape_interval_s", "bin_s"):
+        for name in ("scrape_interval_s", "bin_s", "look_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         if not 0 <= self.kv_loss <= 1:
@@ -99,16 +112,6 @@ class _Flight:
         self.measured = measured
         self.worker = -1
         self.first_at = now
-
-
-class _EventLink:
-    """The numbered KV event stream of one engine."""
-
-    __slots__ = ("lost", "resumes_at")
-
-    def __init__(self) -> None:
-        self.lost: list[tuple[KvEvent, ...]] = []  # sent since the last batch that came through
-        self.resumes_at = 0.0  # nothing is delivered before: a replay is under way
 
 
 class Fleet:
@@ -140,6 +143,7 @@ class Fleet:
             settings.scrape_interval_s,
             settings.kv_delay_s,
             settings.kv_events,
+            hold=settings.hold,
         )
         self.router: FleetRouter = make(facts, settings.seed)
         self._scrape_interval_s: float = getattr(self.router, "scrape_interval_s", settings.scrape_interval_s)
@@ -153,10 +157,13 @@ class Fleet:
         self._clients = Clients(workload)
         self._progress = progress
         self._loss = Random(settings.seed ^ 0x10552)  # noqa: S311 - a simulation
-        self._links = [_EventLink() for _ in self.engines]
+        replay_s = settings.replay_s if settings.kv_replay else None
+        self._links = [EventLink(settings.kv_delay_s, replay_s) for _ in self.engines]
         self._heap: list[tuple[float, int, int, Any]] = []
         self._order = 0
         self._flights: dict[str, _Flight] = {}
+        self._held: dict[str, _Flight] = {}
+        self._looking = False  # for room for them, before long
         self._sent = 0
         self._ended = 0
         self._now = 0.0
@@ -192,6 +199,7 @@ class Fleet:
             self._send,
             self._start,
             self._sample,
+            self._look,
         )
 
     def _push(self, at: float, kind: int, what: Any) -> None:
@@ -246,10 +254,38 @@ class Fleet:
         except NoEndpointError as error:
             self._failed(flight, str(error), now, routed=False)
             return
-        self._flights[request.request_id] = flight
-        if measured:
+        if flight.worker == HELD:
+            self._held[request.request_id] = flight
+            if not self._looking:
+                self._looking = True
+                self._push(now + self.settings.look_s, _LOOK, None)
+            self._released(now)  # what came may have displaced another
+        else:
+            self._routed(flight, now)
+
+    def _routed(self, flight: _Flight, now: float) -> None:
+        self._flights[flight.request.request_id] = flight
+        if flight.measured:
             self.measures.sent[flight.worker] += 1
         self._push(now + self.settings.network_s, _SUBMIT, flight)
+
+    def _released(self, now: float) -> None:
+        """Send on what the router holds no longer, where it holds anything."""
+        if not self._held or not isinstance(self.router, HoldsRequests):
+            return
+        for request_id, worker in self.router.released(now):
+            flight = self._held.pop(request_id)
+            if worker is None:
+                self._failed(flight, "held too long", now, routed=False)
+            else:
+                flight.worker = worker
+                self._routed(flight, now)
+
+    def _look(self, now: float, _: Any) -> None:
+        self._released(now)
+        self._looking = bool(self._held)
+        if self._looking:
+            self._push(now + self.settings.look_s, _LOOK, None)
 
     def _request(self, run: Run, turn: Turn) -> SimRequest:
         size, session = self.settings.engine.block_size, run.session
@@ -312,20 +348,12 @@ class Fleet:
             self._push(at + settings.network_s, _FINISH, done)
 
     def _publish_events(self, worker: int, result: StepResult) -> None:
-        settings, link = self.settings, self._links[worker]
-        if settings.kv_loss and self._loss.random() < settings.kv_loss:
-            link.lost.append(result.events)
+        loss, link = self.settings.kv_loss, self._links[worker]
+        if loss and self._loss.random() < loss:
+            link.lose(result.events)
             return
-        at = max(result.at + settings.kv_delay_s, link.resumes_at)
-        if link.lost:
-            missing, link.lost = link.lost, []
-            if settings.kv_replay:
-                at = link.resumes_at = at + settings.replay_s
-                for events in missing:
-                    self._push(at, _EVENTS, (worker, events))
-            else:
-                self._push(at, _EVENTS, (worker, None))
-        self._push(at, _EVENTS, (worker, result.events))
+        for at, events in link.send(result.events, result.at):
+            self._push(at, _EVENTS, (worker, events))
 
     def _events(self, now: float, what: Any) -> None:
         worker, events = what
@@ -338,6 +366,7 @@ class Fleet:
         request_id: str = what
         self._flights[request_id].first_at = now
         self.router.on_first_token(request_id, now)
+        self._released(now)
 
     def _finish(self, now: float, what: Any) -> None:
         done: Finished = what
@@ -345,6 +374,7 @@ class Fleet:
         flight = self._flights.pop(request_id)
         output = flight.turn.output_tokens
         self.router.on_finished(request_id, done.cached_tokens, output, now)
+        self._released(now)
         if flight.measured:
             sent = flight.sent_at
             self.measures.finished(
@@ -363,7 +393,7 @@ class Fleet:
             del self._flights[flight.request.request_id]
             self.router.on_finished(flight.request.request_id, None, None, now)
         if flight.measured:
-            self.measures.fail(why)
+            self.measures.fail(why, flight.request.group)
         self._count()
         self._session_ended(flight.run, now)
 
@@ -379,6 +409,7 @@ class Fleet:
         engine = self.engines[worker]
         engine.settle(now)
         self.router.on_metrics(worker, engine.snapshot(), now)
+        self._released(now)
         self._push(now + self._scrape_interval_s, _SCRAPE, worker)
 
     def _sample(self, now: float, _: Any) -> None:

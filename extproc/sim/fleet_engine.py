@@ -31,7 +31,8 @@ import math
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from extproc.sim.engine_model import ActiveSequence, EngineModel, Step
+from extproc.sim.engine_batch import ActiveSequence, Step
+from extproc.sim.engine_model import EngineModel
 from extproc.sim.engine_types import EngineConfig, EngineRequest, StepResult
 
 _by_order = attrgetter("order")

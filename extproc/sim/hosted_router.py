@@ -76,21 +76,26 @@ class HostedRouter:
         if now >= self._next_tick:
             self.router.tick(now)
             self._next_tick = now + _TICK_S
-        decision = self.router.schedule(
-            RoutingRequest(
-                request_id=request.request_id,
-                model=self._model,
-                pool=_POOL,
-                namespace=_NAMESPACE,
-                prompt_tokens=request.prompt_tokens,
-                max_output_tokens=request.max_output_tokens,
-                stream=True,
-                tenant=request.tenant,
-                chains={self._size: (request.prefix,)},
-            ),
-            now,
+        return self.place(self.ask(request), now)
+
+    def ask(self, request: SimRequest) -> RoutingRequest:
+        """A request as the router takes it."""
+        return RoutingRequest(
+            request_id=request.request_id,
+            model=self._model,
+            pool=_POOL,
+            namespace=_NAMESPACE,
+            prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.max_output_tokens,
+            stream=True,
+            tenant=request.tenant,
+            chains={self._size: (request.prefix,)},
         )
-        self._open[request.request_id] = (decision.lease_id, now, request.prompt_tokens)
+
+    def place(self, ask: RoutingRequest, now: float) -> int:
+        """Schedule it."""
+        decision = self.router.schedule(ask, now)
+        self._open[ask.request_id] = (decision.lease_id, now, ask.prompt_tokens)
         return self._index[decision.chosen.worker]
 
     def on_first_token(self, request_id: str, now: float) -> None:

@@ -79,6 +79,7 @@ class Measures:
     requests: int = 0
     failed: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    failed_by: dict[str, int] = field(default_factory=dict)  # by group
     preemptions: int = 0
     began: float | None = None
     ended: float = 0.0
@@ -121,9 +122,10 @@ class Measures:
         self.prompt[group] = self.prompt.get(group, 0) + prompt_tokens
         self.cached[group] = self.cached.get(group, 0) + cached_tokens
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, group: str = "") -> None:
         """A request was refused."""
         self.failed += 1
+        self.failed_by[group] = self.failed_by.get(group, 0) + 1
         self.failures[why] = self.failures.get(why, 0) + 1
 
 

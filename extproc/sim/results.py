@@ -15,6 +15,9 @@ from typing import Any
 
 from extproc.sim.measures import Measures, curve_ms, times_ms
 
+GOOD_TTFT_S = 5.0
+"""Of each group, `good` requests had their first token within this."""
+
 Result = dict[str, Any]
 """See the module's docstring; `plots` holds what only figures need."""
 
@@ -108,6 +111,8 @@ def _groups(measures: Measures) -> dict[str, Any]:
             "requests": len(samples),
             "ttft_ms": times_ms(samples),
             "cached_token_share": _ratio(measures.cached[name], measures.prompt[name], 6),
+            "failed": measures.failed_by.get(name, 0),
+            "good": sum(sample <= GOOD_TTFT_S for sample in samples),
         }
     return out
 

@@ -6,11 +6,13 @@ metrics as they were at the last scrape. Workers are indices, 0 to `replicas - 1
 virtual time; `now` is that time in seconds.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from extproc.core.admission_queue import QueueSettings
 from extproc.core.errors import WarmrouteError
+from extproc.core.saturation import RoomSettings
 from extproc.core.types import EngineMetrics, KvEvent
 from extproc.sim.engine_types import EngineConfig
 from extproc.sim.fleet_engine import FleetEngine
@@ -48,6 +50,21 @@ class SimRequest:
     truth: Turn
 
 
+HELD = -1
+"""In the place of a worker: the request is held, and `HoldsRequests.released` will tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldFacts:
+    """How a router that holds requests is configured; `priorities` and `weights` by tenant, else 0 and 1."""
+
+    room: RoomSettings = field(default_factory=RoomSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    max_wait_s: float = 10.0
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
     """What an operator could configure a router with.
@@ -59,6 +76,7 @@ class FleetFacts:
         kv_delay_s: from the end of an engine step to the arrival of its KV events.
         kv_events: whether the engines publish any.
         model: name of the model.
+        hold: how requests are held, where they are.
     """
 
     replicas: int
@@ -67,6 +85,7 @@ class FleetFacts:
     kv_delay_s: float = 0.001
     kv_events: bool = True
     model: str = "sim"
+    hold: HoldFacts = field(default_factory=HoldFacts)
 
 
 class FleetRouter(Protocol):
@@ -126,6 +145,15 @@ class SeesEngines(Protocol):
 
     def attach(self, engines: Sequence[FleetEngine], network_s: float) -> None:
         """Called once, before the first request. `network_s`: from `route` to the engine."""
+        ...
+
+
+@runtime_checkable
+class HoldsRequests(Protocol):
+    """A router whose `route` may answer `HELD`."""
+
+    def released(self, now: float) -> Sequence[tuple[str, int | None]]:
+        """Requests that are held no longer, in order: where they go; None: they are refused."""
         ...
 
 

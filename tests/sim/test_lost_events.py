@@ -81,6 +81,12 @@ def test_false_credit_is_gone_within_fifty_requests(kind):
     assert false_credit(at_hit_worker(after[SOON:])) < 0.01
 
 
+def test_what_was_claimed_before_a_gap_is_doubted_from_the_first_request_on():
+    """Believed, a fiftieth of it would be false: documents are evicted during the gap."""
+    _, _, after = run("gap")
+    assert false_credit(at_hit_worker(after)[:SOON]) < 0.005
+
+
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "none"])
 def test_true_credit_of_other_workers_is_untouched(kind):
     fleet, _, after = run(kind)

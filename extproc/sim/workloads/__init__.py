@@ -11,6 +11,7 @@ from extproc.sim.workloads.documents import documents
 from extproc.sim.workloads.flood import flood
 from extproc.sim.workloads.mooncake import mooncake_conversation, mooncake_synthetic
 from extproc.sim.workloads.multi_tenant import multi_tenant
+from extproc.sim.workloads.overload import overload
 from extproc.sim.workloads.rl_rollouts import rl_rollouts, rl_rollouts_distinct
 
 WORKLOADS: dict[str, WorkloadMaker] = {
@@ -23,5 +24,6 @@ WORKLOADS: dict[str, WorkloadMaker] = {
     "documents": documents,
     "flood": flood,
     "multi-tenant": multi_tenant,
+    "overload": overload,
 }
 """The first line of each maker's docstring says what it is."""

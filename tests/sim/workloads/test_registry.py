@@ -5,7 +5,7 @@ from extproc.sim.sessions import WorkloadOptions
 from extproc.sim.workloads import WORKLOADS
 from tests.sim.workloads.support import check_sound, flat, over
 
-DEFINED = {"rl-rollouts", "rl-rollouts-distinct", "documents", "flood", "multi-tenant"}
+DEFINED = {"rl-rollouts", "rl-rollouts-distinct", "documents", "flood", "multi-tenant", "overload"}
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
