@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from rich.status import Status
 from rich.table import Table
 
 from extproc.core.errors import WarmrouteError
-from loadtests.live import bench, peers, report
+from loadtests.live import alone, bench, beside, peers, report
 from loadtests.live.fleet import Fleet, start_simulated, start_trivial, start_vllm
 from loadtests.live.load import throughput_tool
 from loadtests.live.quality import FULL, QUICK, WORKLOADS, Shape
 from loadtests.live.targets import DIRECT, ENVOY, ROUND_ROBIN, TRIVIAL, WARMROUTE, Target, rust_targets
 
-PARTS = ("overhead", "quality")
+PARTS = ("overhead", "quality", "alone", "beside")
+"""The first two are done where none is named; of the others each answers one question."""
 SIMULATED_OPTIONS = ("--prefill-tokens-per-s", "12000", "--step-ms", "4", "--attention-ms-per-pair", "2.5e-6")
 _SIMULATED_BLOCK = 16
 
@@ -42,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     out.add_argument("--quick", action="store_true", help="small sizes: does it work, not how good is it")
-    out.add_argument("--only", choices=PARTS, help="one of the two parts")
+    out.add_argument("--only", choices=PARTS, help="one of the parts")
     out.add_argument(
         "--engine", choices=("simulated", "vllm"), default="simulated", help="for the quality part"
     )
@@ -55,6 +57,11 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--policies", nargs="+", metavar="POLICY", default=["token-load"], help="of Warmroute")
     out.add_argument(
         "--peer-policies", nargs="+", metavar="POLICY", default=["cache_aware"], help="of the Rust routers"
+    )
+    out.add_argument(
+        "--gateways-first",
+        action="store_true",
+        help="in the quality part: proxies, routers and the client never wait for a core (needs root)",
     )
     out.add_argument("--json", metavar="FILE", help="write everything here")
     out.add_argument("--markdown", metavar="FILE", help="write the tables here")
@@ -94,8 +101,10 @@ def main() -> int:
         except WarmrouteError as error:
             console.print(str(error), style="red", markup=False)
             return 1
-    about, overhead, quality, skipped = made
+    about, overhead, quality, single, skipped = made
     _show(overhead, quality, skipped, Console())
+    for title, head, lines in single:
+        Console().print(_table(title, head, lines))
     if args.json:
         text = json.dumps(report.document(about, overhead, quality, skipped), indent=2) + "\n"
         Path(args.json).write_text(text, encoding="utf-8")
@@ -105,7 +114,8 @@ def main() -> int:
     return 1 if failed else 0
 
 
-_Made = tuple[dict[str, Any], list[report.OverheadRow], list[report.QualityRow], list[str]]
+_Single = tuple[str, Sequence[str], list[list[str]]]
+_Made = tuple[dict[str, Any], list[report.OverheadRow], list[report.QualityRow], list[_Single], list[str]]
 
 
 async def _main(args: argparse.Namespace, directory: Path, console: Console) -> _Made:
@@ -116,13 +126,18 @@ async def _main(args: argparse.Namespace, directory: Path, console: Console) -> 
     venv = args.peers_venv or peers.setting(peers.SETTING)
     overhead: list[report.OverheadRow] = []
     quality: list[report.QualityRow] = []
+    single: list[_Single] = []
     skipped: list[str] = []
     engines = ""
     with console.status("starting") as status:
-        if args.only != "quality":
+        if args.only == "alone":
+            single = await _alone(args, directory, status)
+        if args.only == "beside":
+            single = await _beside(args, directory, status)
+        if args.only in (None, "overhead"):
             overhead, left_out = await _overhead(args, directory, venv, status)
             skipped += left_out
-        if args.only != "overhead":
+        if args.only in (None, "quality"):
             quality, left_out, engines = await _quality(args, directory, venv, status)
             skipped += left_out
     about = {
@@ -132,7 +147,37 @@ async def _main(args: argparse.Namespace, directory: Path, console: Console) -> 
         "engines": engines,
         "throughput_tool": throughput_tool(bench.FULL_OVERHEAD.concurrency),
     }
-    return about, overhead, quality, list(dict.fromkeys(skipped))
+    return about, overhead, quality, single, list(dict.fromkeys(skipped))
+
+
+async def _alone(args: argparse.Namespace, directory: Path, status: Status) -> list[_Single]:
+    plan = alone.QUICK_ALONE if args.quick else alone.AlonePlan()
+    if args.rounds:
+        plan = replace(plan, rounds=args.rounds + 1)
+    targets = [DIRECT, ENVOY, TRIVIAL, WARMROUTE]
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = await start_trivial(stack, directory, 2)
+        slices = await alone.alone(fleet, targets, plan, directory, status.update)
+    found = alone.rows(slices, ENVOY.name, TRIVIAL.name)
+    return [
+        (
+            f"One request at a time: prompts of {load.name}",
+            alone.HEAD,
+            [alone.cells(row) for row in found if row.load == load.name],
+        )
+        for load in plan.loads
+    ]
+
+
+async def _beside(args: argparse.Namespace, directory: Path, status: Status) -> list[_Single]:
+    plan = beside.QUICK_BESIDE if args.quick else beside.BesidePlan()
+    if args.rounds:
+        plan = replace(plan, rounds=args.rounds)
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = await start_trivial(stack, directory, 2)
+        slices = await beside.beside(fleet, [TRIVIAL, WARMROUTE], plan, directory, status.update)
+    lines = [beside.cells(row) for row in beside.rows(slices, plan.slice_s)]
+    return [("Small requests beside a prompt of 1 MB", beside.HEAD, lines)]
 
 
 async def _overhead(
@@ -168,6 +213,7 @@ async def _quality(
             venv,
             status.update,
             Path(args.decisions) if args.decisions else None,
+            gateways_first=args.gateways_first,
         )
         command = fleet.engines[0].command
     rows = report.quality_rows(runs, outcome.commands, ROUND_ROBIN.name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from loadtests.live.load import (
     wrk,
     wrk_script,
 )
+from loadtests.live.priority import descendants, prefer
 from loadtests.live.quality import Run, Shape, play
 from loadtests.live.report import Slice
 from loadtests.live.schedule import LOADS, Load, arrivals, fill, latency, rotated, templates
@@ -138,12 +140,15 @@ async def quality(
     peers_venv: str | None,
     say: Say,
     keep_decisions: Path | None = None,
+    *,
+    gateways_first: bool = False,
 ) -> tuple[dict[tuple[str, str], list[Run]], Outcome]:
     """Every workload through every target, as often as `repetitions` says. A target starts afresh for each
     run and meets empty engines, so that nobody profits from another's work or is misled by it. Repetition i
-    has the same texts for all.
+    has the same texts for all. With `gateways_first` no target waits for a core (see `priority`).
     """
     outcome = Outcome({}, [])
+    engines = descendants(os.getpid())
     runs: dict[tuple[str, str], list[Run]] = {}
     by_name = {target.name: target for target in targets}
     for workload in workloads:
@@ -164,6 +169,8 @@ async def quality(
                     async with running(by_name[name], fleet, directory, peers_venv) as target:
                         await fleet.reset()
                         await target.settled()
+                        if gateways_first:
+                            prefer(descendants(os.getpid()) - engines | {os.getpid()})
                         run = await play(target.address, MODEL, dialogues, shape.concurrency, advance)
                         outcome.commands[name] = target.command
                         _keep(target, keep_decisions, f"{workload}-{repetition}")

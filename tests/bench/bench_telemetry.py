@@ -21,8 +21,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
 from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.prompt_service import PromptService
+from extproc.adapters.request_preparation import PoolContext
 from extproc.adapters.routing import HttpRequest
-from extproc.adapters.routing_service import PoolContext, WarmRoutingService
+from extproc.adapters.routing_service import WarmRoutingService
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.adapters.telemetry.spans import Spans
 from extproc.core.candidates import PoolFacts
@@ -55,7 +56,9 @@ class Nowhere(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def service(telemetry: Telemetry, encoder: PromptEncoder) -> WarmRoutingService:
+def service(
+    telemetry: Telemetry | None, encoder: PromptEncoder, log: DecisionLog | None = None
+) -> WarmRoutingService:
     """A routing service of its own in front of idle workers."""
     ids = itertools.count()
     router = Router(
@@ -71,7 +74,7 @@ def service(telemetry: Telemetry, encoder: PromptEncoder) -> WarmRoutingService:
     return WarmRoutingService(
         router,
         {"default": context},
-        DecisionLog("", print),
+        log or DecisionLog("", print),
         time.monotonic,
         fallback_count=3,
         telemetry=telemetry,

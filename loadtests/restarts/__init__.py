@@ -1,0 +1,1 @@
+"""What restarting the routers costs: requests, and cached tokens."""
