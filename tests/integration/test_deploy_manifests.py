@@ -133,6 +133,18 @@ def test_roles_and_network_policies_admit_what_discovery_and_events_need_and_no_
     assert admits(8000)
 
 
+def test_replicas_of_the_service_find_and_reach_each_other():
+    documents = build(KUBERNETES / "service")
+    peers = configuration.load(KUBERNETES / "service" / "warmroute.yaml").peers
+    (headless,) = (d for d in documents if d["kind"] == "Service" and d["metadata"]["name"] == peers.dns.name)
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["publishNotReadyAddresses"]
+    assert headless["spec"]["ports"][0]["port"] == peers.dns.port == int(peers.listen.rpartition(":")[2])
+    (policy,) = (d for d in documents if d["kind"] == "NetworkPolicy")
+    for direction in ("ingress", "egress"):
+        assert any({"port": peers.dns.port} in rule["ports"] for rule in policy["spec"][direction])
+
+
 def test_probes_ask_what_the_health_service_knows():
     for name in ("service", "sidecar"):
         for _, _, _, containers in pods(build(KUBERNETES / name)):

@@ -139,8 +139,10 @@ async def test_the_gateway_tells_who_served(tmp_path):
         first, second = answer.endpoints
         # It went elsewhere: the load and the prefix are the other's.
         answer = await gateway.request(chat("Once upon a time. " * 40), served=second)
-        await until(lambda: len(app.router.ledger) == 0)
-        lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+        log = tmp_path / "decisions.jsonl"
+        await until(lambda: log.exists() and log.read_text().count("\n") == 2, what="both are written")
+        assert len(app.router.ledger) == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert lines[0]["served_by"] in (first, None)
         assert lines[1]["served_by"] == second
 

@@ -60,6 +60,14 @@ async def fleet(tmp_path, *, replay):
         yield stack, engines, traffic
 
 
+async def until_asked(traffic, engine, lines, least=11):
+    """Go on until so many of `lines`, and those that come, chose the engine."""
+    while len(split(lines, engine)[0]) < least:
+        assert len(lines) < 400, f"{engine.endpoint} is hardly used"
+        lines += await traffic.ask(20)
+    return lines
+
+
 def split(lines, engine):
     """(those that chose the engine, the others)."""
     chosen = [line for line in lines if line["selected_worker"] == engine.endpoint]
@@ -92,11 +100,12 @@ async def test_a_stream_that_dies_without_a_sound(tmp_path):
         victim.faults.lose_events = True
         await traffic.ask(SOON)
         await stack.until(lambda: f"worker {victim.endpoint}: KV events have stopped" in stack.router_log())
-        after = await traffic.ask(90)
+        after = await until_asked(traffic, victim, await traffic.ask(90))
         hit, others = split(after, victim)
-        assert len(hit) > 10
         assert false_credit(after) < 0.01
-        assert false_credit(hit) < 0.01
+        # A document that went unheard may be claimed once, and is found out by that: one request is more than
+        # a hundredth of those that the victim got, until the claims have been tried.
+        assert false_credit(hit[len(hit) // 2 :]) < 0.01
         assert exact(others)
         assert cached_share(after) > 0.85 * cached_share(before)  # nothing was forgotten
 
@@ -111,9 +120,8 @@ async def test_an_engine_that_restarts_while_requests_go_on(tmp_path):
         assert {line["outcome"] for line in away} == {"finished"}
         await victim.restart()
         soon = await traffic.ask(SOON)
-        after = await traffic.ask(60)
-        hit, others = split([*soon, *after], victim)
-        assert len(hit) > 10
+        after = await until_asked(traffic, victim, await traffic.ask(60))
+        _, others = split([*soon, *after], victim)
         assert false_credit(soon) < 0.01
         assert exact(others)
         assert exact(split(after, victim)[0])

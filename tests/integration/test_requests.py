@@ -49,7 +49,10 @@ class Setup:
 async def setup(tmp_path_factory):
     async with SimEngine() as one, SimEngine() as two:
         workers = [Worker(e.endpoint, e.kv_events, e.kv_replay) for e in (one, two)]
-        settings = {"limits": {"prompt_budget_ms": 5_000, "body_bytes": BODY_LIMIT}}
+        settings = {
+            "limits": {"prompt_budget_ms": 5_000, "body_bytes": BODY_LIMIT},
+            "cost": {"max_prefix_share": 1.0},  # asked again and again, a prefix would get a second worker
+        }
         async with FullStack(tmp_path_factory.mktemp("stack"), workers, settings=settings) as stack:
             await stack.until_subscribed(2)
             yield Setup(stack, [one, two])
@@ -191,7 +194,7 @@ async def test_pitfall_28_turns_of_a_chat_and_tool_calls_go_where_the_chat_is_wa
     turns.append(third)
     assert turns[1]["predicted_cached_tokens"] == turns[1]["actual_cached_tokens"]
     cached = [entry["actual_cached_tokens"] for entry in turns]
-    assert first["actual_cached_tokens"] < cached[0] <= cached[1] < cached[2]
+    assert first["actual_cached_tokens"] < cached[0] <= cached[1] < cached[2], turns
 
 
 async def test_pitfall_29_parts_and_plain_text_are_the_same_prompt(setup):
@@ -294,7 +297,7 @@ async def test_pitfall_13_twenty_megabytes_are_served_and_over_the_limit_is_a_cl
         reply = await setup.stack.post("/v1/chat/completions", body(size))
         assert reply.status == 200, reply.body[:300]
         entry = await setup.stack.decision(reply.request_id)
-        assert (entry["load_only"], entry["outcome"]) == (None, "finished")
+        assert (entry["load_only"], entry["outcome"]) == ("body-too-long", "finished")
     for size in (BODY_LIMIT + 1, BODY_LIMIT + 900_000):
         reply = await setup.stack.post("/v1/chat/completions", body(size))
         assert reply.status == 413

@@ -29,8 +29,14 @@ async def fleet(tmp_path, **settings):
             yield stack, (one, two)
 
 
-def running(engines):
-    return sum(engine.model.running for engine in engines)
+async def until_all_run(stack, engines, count):
+    """So many requests are begun, none of them far: until all are there, no step ends."""
+    for engine in engines:
+        engine.pause()
+    await stack.until(lambda: sum(e.model.running + e.model.waiting for e in engines) == count)
+    for engine in engines:
+        engine.resume()
+    await stack.until(lambda: sum(e.model.running for e in engines) == count)
 
 
 async def until_routed(stack):
@@ -55,7 +61,7 @@ async def test_the_router_is_killed_under_fifty_streams_and_finds_prefixes_again
         streams = [
             asyncio.create_task(stack.chat(prose(rng, 20), stream=True, **long)) for _ in range(STREAMS)
         ]
-        await stack.until(lambda: running(engines) == STREAMS)
+        await until_all_run(stack, engines, STREAMS)
         await stack.router.kill()
         assert not any(stream.done() for stream in streams)
 
@@ -94,7 +100,7 @@ async def test_a_router_that_is_asked_to_stop_cuts_no_stream(tmp_path):
             asyncio.create_task(stack.chat(f"{n}", stream=True, max_tokens=TOKENS, ignore_eos=True))
             for n in range(10)
         ]
-        await stack.until(lambda: running(engines) == 10)
+        await until_all_run(stack, engines, 10)
         assert await stack.router.stop(grace=20) == 0
         for reply in await asyncio.gather(*streams):
             assert (reply.status, reply.usage["completion_tokens"]) == (200, TOKENS)

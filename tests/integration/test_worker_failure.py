@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ import pytest
 
 from extproc.demo.workload import prose
 from extproc.sim.time_model import TimeModel
-from tests.support.full_stack import FullStack, Worker
+from tests.support.full_stack import DEADLINE_S, FullStack, Worker
 from tests.support.sim_engine import SimEngine
 
 pytestmark = pytest.mark.envoy
@@ -55,6 +56,14 @@ async def spread(stack, requests=12):
     return {entry["selected_worker"] for entry in entries}, {entry["served_by"] for entry in entries}
 
 
+async def until_open(stack, requests):
+    """So many requests have been routed and have not ended."""
+    end = time.monotonic() + DEADLINE_S
+    while (found := json.loads(await stack.page("/state"))["open_requests"]) != requests:
+        assert time.monotonic() < end, f"{found} of {requests} are open"
+        await asyncio.sleep(0.01)
+
+
 async def until_used(stack, engine):
     for n in range(300):
         entry = (await decisions(stack, [await stack.chat(f"Back? {n}")]))[0]
@@ -66,14 +75,13 @@ async def until_used(stack, engine):
 async def test_a_worker_killed_under_load(tmp_path):
     slow = TimeModel(base_ms=20.0, prefill_ms_per_token=0.001)
     async with fleet(tmp_path, time=slow) as (stack, engines):
-        victim, *others = engines
 
         async def stream(number):
             """(status, complete): a cut answer is a failure only this client can see."""
             body = {
                 "model": "tiny",
                 "messages": [{"role": "user", "content": f"Client {number} {'word ' * (number % 7)}"}],
-                "max_tokens": 150,  # none ends before the last has begun
+                "max_tokens": 300,  # none ends before the last has begun
                 "ignore_eos": True,
                 "stream": True,
             }
@@ -89,12 +97,12 @@ async def test_a_worker_killed_under_load(tmp_path):
 
         early = [asyncio.create_task(stream(n)) for n in range(30)]
         await stack.until(lambda: sum(e.model.running for e in engines) == 30)
-        assert victim.model.running > 0
+        victim = max(engines, key=lambda e: e.model.running)
         on_victim = victim.model.running
         # Those that come now wait at the victim's door: it takes them, but answers nothing.
         victim.faults.hang = True
         late = [asyncio.create_task(stream(n)) for n in range(30, 60)]
-        await stack.until(lambda: sum(e.model.running for e in others) >= 30 - on_victim + 10)
+        await until_open(stack, 60)
         await victim.kill()
 
         for number, task in enumerate(early + late):
@@ -156,7 +164,7 @@ async def test_pitfall_47_a_worker_that_restarts_empty_is_not_believed_warm(tmp_
         for _ in range(4):
             for entry in await decisions(stack, [await stack.chat(text)]):
                 assert entry["predicted_cached_tokens"] <= entry["actual_cached_tokens"]
-        await stack.until(lambda: stack.router_log().count(f"{victim.endpoint}: complete (") == 2)
+        await stack.until(lambda: stack.router_log().count(f"{victim.endpoint}: complete (") >= 2)
         entry = await stack.until_warm(text)
         assert entry["predicted_cached_tokens"] == entry["actual_cached_tokens"]
 

@@ -20,8 +20,6 @@ from extproc.sim.fleet_engine import FleetEngine
 from extproc.sim.hosted_router import HostedRouter
 from extproc.sim.sessions import Workload
 
-_FAULT = 9  # after everything else that happens at one instant
-
 
 class Fault(NamedTuple):
     kind: str
@@ -84,11 +82,12 @@ class FaultyFleet(Fleet):
         **fields: Any,
     ) -> None:
         super().__init__(workload, lambda facts, seed: Witness(policy, facts, seed, **fields), settings)
+        self._kind = len(super()._handlers())  # after everything else that happens at one instant
         self.faults = faults
         self._dead: set[int] = set()  # publish nothing that arrives
         self._epoch = [0] * settings.replicas
         for fault in faults:
-            self._push(fault.at, _FAULT, fault)
+            self._push(fault.at, self._kind, fault)
 
     def run_claims(self) -> list[Claim]:
         """Run; what was claimed, in the order of routing."""
@@ -107,7 +106,7 @@ class FaultyFleet(Fleet):
         match fault.kind:
             case "gap":
                 self._dead.add(worker)
-                self._push(now + fault.lasts, _FAULT, Fault("gap over", now + fault.lasts, worker))
+                self._push(now + fault.lasts, self._kind, Fault("gap over", now + fault.lasts, worker))
             case "gap over":
                 self._dead.discard(worker)
                 self.router.on_kv_gap(worker, now)

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,10 +28,12 @@ from extproc.adapters.envoy_bootstrap import bootstrap
 from extproc.adapters.envoy_process import EnvoyProcess
 from extproc.cli.envoy_config import envoy_settings
 from extproc.prompt.tiny import tiny_model_path
+from tests.support.decision_lines import DecisionLines
 from tests.support.envoy import on_loopback, require_envoy
 from tests.support.ports import free_port
 
 DEADLINE_S = 30.0
+START_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,15 @@ class FullStack:
         settings: dict[str, Any] | None = None,
         pool: dict[str, Any] | None = None,
         change_envoy: Callable[[dict[str, Any]], None] = lambda bootstrap: None,
+        program: Sequence[str] = (sys.executable, "-m", "extproc"),
     ) -> None:
         require_envoy()
         self.directory = directory
         self._change_envoy = change_envoy
+        self._program = tuple(program)
         self.model = model
         self.decisions = directory / "decisions.jsonl"
+        self._lines = DecisionLines(self.decisions)
         self._port = free_port()
         self.settings: dict[str, Any] = {
             "listen": f"127.0.0.1:{self._port}",
@@ -124,10 +130,10 @@ class FullStack:
         """Start `warmroute serve` (again) and wait until it listens."""
         self._starts += 1
         log = self.directory / f"router-{self._starts}.log"
-        command = [sys.executable, "-m", "extproc", "serve", "-c", str(self.config_file)]
+        command = [*self._program, "serve", "-c", str(self.config_file)]
         self.router = ChildProcess(command, log)
         await self.router.start()
-        await self.until(lambda: "listening on" in self.router_log() or not self.router.running)
+        await self.until(lambda: "listening on" in self.router_log() or not self.router.running, START_S)
         assert self.router.running, self.router.log_tail()
 
     async def stop_router(self) -> None:
@@ -135,6 +141,13 @@ class FullStack:
 
     def router_log(self) -> str:
         return self.router.log.read_text() if self.router.log.exists() else ""
+
+    async def page(self, path: str) -> str:
+        """A page of the router's admin server: `/metrics`, `/state`, …"""
+        found = re.search(r"status page: (http://\S+)/", self.router_log())
+        assert found is not None, self.router_log()
+        async with self.session.get(found[1] + path) as reply:
+            return await reply.text()
 
     async def until_subscribed(self, workers: int) -> None:
         """Wait until the KV events of so many workers are being received."""
@@ -206,11 +219,9 @@ class FullStack:
 
     def log_entries(self) -> dict[str, dict[str, Any]]:
         """Lines so far, by request id."""
-        if not self.decisions.exists():
-            return {}
-        text = self.decisions.read_text()
-        entries = (json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines())
-        return {entry["request_id"]: entry for entry in entries}
+        if self._lines.path != self.decisions:
+            self._lines = DecisionLines(self.decisions)
+        return self._lines.entries()
 
     async def decision(self, request_id: str) -> dict[str, Any]:
         """The line of one request, once it is there."""

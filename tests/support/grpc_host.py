@@ -58,6 +58,10 @@ class RecordingRouting:
         self.signals.append(("completed", lease_id, completion.outcome.value))
         self.completions.append((lease_id, completion))
 
+    def left_early(self, request_id: str, completion: Completion) -> bool:
+        self.signals.append(("left_early", request_id, completion.outcome.value))
+        return False
+
     def access_log_streams(self, open_streams: int) -> None:
         self.log_streams = open_streams
 
@@ -142,6 +146,7 @@ async def running(
     receive_limit: int | None = None,
     address: str = "127.0.0.1:0",
     tls: TlsFiles | None = None,
+    max_streams: int = 10_000,
 ) -> AsyncIterator[Host]:
     """A host; `receive_limit` is the client's, in bytes per message."""
     settings = settings or ExtProcSettings(max_body_bytes=8 << 20)
@@ -159,6 +164,7 @@ async def running(
         health=health,
         eds=eds,
         max_body_bytes=settings.max_body_bytes,
+        max_streams=max_streams,
         tls=tls,
     )
     options = [("grpc.max_receive_message_length", receive_limit)] if receive_limit else []

@@ -7,6 +7,7 @@ from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.hashing import token_array
 from extproc.core.namespace import Namespace
+from extproc.core.peer_loads import PeerNews, SentPrefix, ToldLoad
 from extproc.core.policies import POLICIES
 from extproc.core.rollout import Mode
 from extproc.core.router import RouterSettings
@@ -66,6 +67,8 @@ class Traffic:
         self.rng = Random(seed)
         self.now = 100.0
         self.open = []
+        self.peer = Random(seed + 1)
+        self.news = 0
         self.handles = iter(range(1, 10**9))
         self.stored = {n: [] for n in range(WORKERS)}
         self.shelves = [[self.rng.randrange(1, 30_000) for _ in range(n)] for n in (90, 300, 900, 1800, 2500)]
@@ -84,6 +87,10 @@ class Traffic:
             self._ask(number)
             if self.rng.random() < 0.03:
                 self._fault()
+            if self.peer.random() < 0.1:
+                self._hear_peer()
+            if self.peer.random() < 0.003:
+                self._restore(self.peer.randrange(WORKERS - 1))
             if self.rng.random() < 0.1:
                 self._scrape(self.rng.randrange(WORKERS))
             while self.open and (len(self.open) > 30 or self.rng.random() < 0.5):
@@ -134,7 +141,12 @@ class Traffic:
         if how < 0.05:
             return  # its end is never told
         if how < 0.15:
-            self.router.on_stream_ended(lease, self.now, undelivered=rng.random() < 0.5)
+            undelivered = rng.random() < 0.5
+            self.router.on_stream_ended(lease, self.now, undelivered=undelivered)
+            if undelivered:
+                self.router.on_left_early(
+                    decision.request.request_id, Completion(Outcome.CANCELLED), self.now
+                )
             self.router.release(lease, Completion(Outcome.CANCELLED), self.now)
             return
         if how < 0.2:
@@ -195,6 +207,29 @@ class Traffic:
             events.append(BlockRemoved((5_000_000_000,)))
         self.router.on_kv_events(worker(n), events, self.now)
 
+    def _hear_peer(self):
+        rng, self.news = self.peer, self.news + 1
+        loads = tuple(
+            (
+                worker(n),
+                ToldLoad(rng.randrange(5), 1, rng.randrange(9999), 50, rng.random() * 900, 400.0, 80.0),
+            )
+            for n in range(WORKERS)
+            if rng.random() < 0.6
+        )
+        sent = SentPrefix(
+            worker(rng.randrange(WORKERS)), tuple(rng.randrange(1 << 64) for _ in range(9)), 1.5
+        )
+        news = PeerNews(f"peer-{rng.randrange(3)}", 1, self.news, rng.random() < 0.3, loads, (sent,))
+        self.router.on_peer_news(news, self.now)
+
+    def _restore(self, n):
+        parts = self.router.index.export(worker(n), 40)
+        self.router.on_kv_restored(worker(n), parts, self.now)
+        self.router.on_kv_suspended(worker(n), suspended=self.peer.random() < 0.5)
+        if self.peer.random() < 0.5:
+            self.router.on_kv_trust(worker(n), "replayed", trusted=True)
+
     def _scrape(self, n):
         rng = self.rng
         seen = metrics(
@@ -215,6 +250,7 @@ class Traffic:
                 self.stored[n].clear()
             case 1:  # events are lost
                 router.on_kv_trust(worker(n), "a gap", trusted=False)
+                router.on_kv_heard(worker(n), self.now)
             case 2:  # an engine restarts
                 router.on_kv_suspended(worker(n), suspended=True)
                 router.on_kv_reset(worker(n))
