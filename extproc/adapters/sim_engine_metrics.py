@@ -50,23 +50,23 @@ class EngineMetricsPage(Collector):
         yield self._cache_config()
 
     def _gauges(self) -> Iterator[Metric]:
-        model = self._model
+        reported = self._model.reported
         yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", model.running
+            "num_requests_running", "Number of requests in model execution batches.", reported.running
         )
         yield self._gauge(
-            "num_requests_waiting", "Number of requests waiting to be processed.", model.waiting
+            "num_requests_waiting", "Number of requests waiting to be processed.", reported.waiting
         )
         by_reason = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
             "Number of waiting requests by reason.",
             labels=[*self._labels, "reason"],
         )
-        for reason, value in (("capacity", model.waiting), ("deferred", 0)):
+        for reason, value in (("capacity", reported.waiting), ("deferred", 0)):
             by_reason.add_metric([*self._labels.values(), reason], value)
         yield by_reason
         yield self._gauge(
-            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", model.pool.usage
+            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", reported.kv_usage
         )
         if self._max_loras:
             yield self._adapters()

@@ -12,6 +12,9 @@ begins at exactly that time (however late `tick` was called: model time does not
     running    --last token-->                                                     gone
     any        --abort: blocks that are already full stay cached-->                gone
 
+What its metrics tell of the sequences and of memory is as of the end of the last step, as in the engine: a
+request that came since is in neither count, so one that is counted as waiting was left over by a step.
+
 Source: `vllm/v1/core/sched/scheduler.py` (0.32) without speculation, connectors or priorities. Its
 asynchronous mode begins a step before the last one's tokens are known; what is cached is the same.
 """
@@ -27,6 +30,7 @@ from extproc.sim.engine_types import (
     EngineRequest,
     Finished,
     FirstToken,
+    Gauges,
     Outlook,
     RequestTooLongError,
     StepResult,
@@ -42,6 +46,7 @@ class EngineModel:
     __slots__ = (
         "_blocked",
         "_deadline",
+        "_reported",
         "_running",
         "_sequences",
         "_step",
@@ -65,6 +70,7 @@ class EngineModel:
         # The waiting sequence that did not fit, the free blocks there were, and the hash of the first block
         # it would have had to compute: while there are no more free blocks and no more hits, it cannot fit.
         self._blocked: tuple[ActiveSequence, int, int | None] | None = None
+        self._reported = Gauges(0, 0, 0.0)
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a request. It can be scheduled by the first step that begins at or after `now`.
@@ -102,6 +108,8 @@ class EngineModel:
         else:
             self._waiting.remove(sequence)
         self.stats.finished["abort"] += 1
+        if self._step is None:  # the engine has an empty step for that
+            self._report(self._step_began)
         return True
 
     def next_deadline(self) -> float | None:
@@ -167,14 +175,27 @@ class EngineModel:
         waiting = Counter(s.request.adapter for s in self._waiting if s.request.adapter is not None)
         return running, waiting
 
+    @property
+    def reported(self) -> Gauges:
+        """What the engine's metrics say of its sequences and its memory: as of the end of the last step."""
+        return self._reported
+
+    def _report(self, began: float) -> None:
+        new = 0  # that no step has seen yet
+        for sequence in reversed(self._waiting):
+            if sequence.arrived_at <= began:
+                break
+            new += 1
+        self._reported = Gauges(len(self._running), len(self._waiting) - new, self.pool.usage)
+
     def snapshot(self) -> EngineMetrics:
         """The engine's metrics as a scrape would show them."""
-        stats, config = self.stats, self.config
+        stats, config, reported = self.stats, self.config, self._reported
         running, waiting = self.adapters()
         return EngineMetrics(
-            running=self.running,
-            waiting=self.waiting,
-            kv_usage=self.pool.usage,
+            running=reported.running,
+            waiting=reported.waiting,
+            kv_usage=reported.kv_usage,
             block_size=config.block_size,
             num_gpu_blocks=config.num_gpu_blocks,
             prefix_cache_queries=float(stats.prefix_queries),
@@ -199,6 +220,7 @@ class EngineModel:
         if not (step.sequences or step.decodes):
             self._step = None
             self._deadline = self._waiting[0].arrived_at if self._waiting else None
+            self._report(at)
             return
         self._step = step
         self._step_began = at
@@ -335,6 +357,7 @@ class EngineModel:
         if result.finished:
             self._running = [sequence for sequence in self._running if not sequence.gone]
         self._step = None
+        self._report(began)
         return result
 
     def _first_token(self, sequence: ActiveSequence, at: float, result: StepResult) -> None:

@@ -126,6 +126,14 @@ class Outlook(NamedTuple):
     admitted: bool  # False: it has not been looked up in the prefix cache yet
 
 
+class Gauges(NamedTuple):
+    """What the engine's metrics say of its sequences and of its memory."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # share of the usable blocks, 0..1
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one engine step brought, at the moment it ended.

@@ -181,6 +181,7 @@ class FleetEngine(EngineModel):
         step.context = context
         self._step_began = self._ended = began
         self._step_ends = ends
+        self._report(began)
 
     def _give_up_rest(self) -> None:
         if self._rest:
@@ -229,6 +230,7 @@ class FleetEngine(EngineModel):
         if result.finished:
             self._running = [sequence for sequence in self._running if not sequence.gone]
         self._step = None
+        self._report(self._step_began)
         return result
 
     def _end_members(self, at: float, result: StepResult) -> None:

@@ -240,9 +240,16 @@ def test_a_request_waits_until_all_of_it_fits() -> None:
 
 def test_a_snapshot_shows_the_batch_and_the_counters() -> None:
     model = engine(max_num_seqs=1)
-    ask(model, "a", tokens(0, 9), output=2, adapter="lora")
+    ask(model, "a", tokens(0, 9), output=3, adapter="lora")
     model.tick(0.0)
     ask(model, "b", tokens(0, 9), output=2, now=0.5, adapter="lora")
+    fresh = model.snapshot()
+    assert (fresh.running, fresh.waiting, fresh.kv_usage) == (0, 0, 0.0)  # no step has ended yet
+    model.tick(1.0)
+    late = model.snapshot()
+    assert (late.running, late.waiting) == (1, 0)  # the step that has ended began without b
+    assert late.kv_usage == pytest.approx(3 / 63)
+    model.tick(2.0)
     busy = model.snapshot()
     assert (busy.running, busy.waiting, busy.kv_usage) == (1, 1, pytest.approx(3 / 63))
     assert (busy.block_size, busy.num_gpu_blocks, busy.adapters) == (4, 64, ("lora",))
@@ -250,13 +257,24 @@ def test_a_snapshot_shows_the_batch_and_the_counters() -> None:
     idle = model.snapshot()
     assert (idle.running, idle.waiting, idle.kv_usage) == (0, 0, 0.0)
     assert (idle.prefix_cache_queries, idle.prefix_cache_hits) == (18.0, 8.0)
-    assert (idle.prompt_tokens, idle.generation_tokens) == (18.0, 4.0)
+    assert (idle.prompt_tokens, idle.generation_tokens) == (18.0, 5.0)
     assert idle.ttft is not None
-    assert (idle.ttft.sum_s, idle.ttft.count) == (1.0 + 2.5, 2.0)
+    assert (idle.ttft.sum_s, idle.ttft.count) == (1.0 + 3.5, 2.0)
     assert idle.queue_time is not None
-    assert (idle.queue_time.sum_s, idle.queue_time.count) == (1.5, 2.0)
+    assert (idle.queue_time.sum_s, idle.queue_time.count) == (2.5, 2.0)
     assert idle.inter_token is not None
-    assert (idle.inter_token.sum_s, idle.inter_token.count) == (2.0, 2.0)
+    assert (idle.inter_token.sum_s, idle.inter_token.count) == (3.0, 3.0)
+
+
+def test_an_aborted_request_is_in_no_count_of_an_idle_engine() -> None:
+    model = engine()
+    ask(model, "a", tokens(0, 9), output=5)
+    model.tick(1.0)
+    assert model.snapshot().running == 1
+    model.abort("a")
+    assert model.snapshot().running == 1  # until the step in flight has ended
+    model.tick(2.0)
+    assert (model.snapshot().running, model.snapshot().kv_usage) == (0, 0.0)
 
 
 def test_a_misuse_is_refused() -> None:
