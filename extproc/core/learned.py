@@ -27,15 +27,23 @@ class Learned:
         self.ttft = TtftModels(costs.ttft_prior())
         self.steps = StepModels(costs.step_prior())
         self._arrivals = Arrivals()
+        self._left_waiting = Arrivals()
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self.ttft.forget(worker)
         self._arrivals.forget(worker)
+        self._left_waiting.forget(worker)
 
-    def sent(self, worker: WorkerId, uncovered_tokens: int, now: float) -> None:
-        """A request with so much to compute was sent to `worker`."""
+    def sent(self, worker: WorkerId, uncovered_tokens: int, waiting: int, now: float) -> None:
+        """A request with so much to compute was sent to `worker`, where so many waited at the last scrape."""
         self._arrivals.note(worker, uncovered_tokens, now)
+        self.seen(worker, waiting, now)
+
+    def seen(self, worker: WorkerId, waiting: int, now: float) -> None:
+        """`worker` was scraped: that many requests found no place in its last step."""
+        if waiting:
+            self._left_waiting.note(worker, waiting, now)
 
     def learn(self, released: Released, load: WorkerLoad, prefill_beside_ms: float) -> None:
         """Take in a finished request.
@@ -74,8 +82,10 @@ class Learned:
         cached = chosen.cached_tokens if cached is None else cached
         uncovered = max(0, request.prompt_tokens - cached)
         admitted_at = released.lease.admitted_at
-        around = self._arrivals.between(chosen.worker, admitted_at, admitted_at + took_ms / 1000.0)
-        if around is None:
+        first_token_at = admitted_at + took_ms / 1000.0
+        around = self._arrivals.between(chosen.worker, admitted_at, first_token_at)
+        # An engine without memory or places keeps requests waiting for seconds, whatever there is to compute.
+        if around is None or self._left_waiting.between(chosen.worker, admitted_at, first_token_at) != 0:
             return
         beside = around - chosen.uncovered_tokens + chosen.queued_prefill_tokens
         if beside <= _ALONE_SHARE * uncovered + _ALONE_TOKENS:

@@ -229,9 +229,14 @@ class Router:
         self._left_early.begin(lease)
         if self.teller is not None:
             self.teller.sent(lease, now)
-        self.learned.sent(chosen.worker, chosen.uncovered_tokens, now)
+        self.learned.sent(chosen.worker, chosen.uncovered_tokens, self._waiting(state, now), now)
         self._candidates.changed(chosen.worker)
         return decision
+
+    def _waiting(self, state: WorkerState, now: float) -> int:
+        """Requests that a worker kept waiting at its last scrape, whoever sent them."""
+        metrics = state.fresh_metrics(now, self.settings.stale_after_s)
+        return 0 if metrics is None or metrics.waiting is None else metrics.waiting
 
     def destinations(self, decision: Decision, limit: int) -> tuple[str, ...]:
         """At most `limit` endpoints for the gateway, the chosen one first."""
@@ -429,6 +434,7 @@ class Router:
         for state in self.table.at(endpoint):
             if state.id.dp_rank in by_rank:
                 theirs = self.peers.load(state.id, now)
+                self.learned.seen(state.id, self._waiting(state, now), now)
                 state.note_foreign(self.ledger.sequences(state.id) + theirs.sequences)
                 state.note_stalled(self.ledger.load(state.id, now).prefilling + theirs.prefilling)
                 self._candidates.told(state.id)

@@ -62,6 +62,31 @@ def test_a_request_that_queued_teaches_no_prefill():
     assert first_token_ms(learned) == before
 
 
+def test_a_request_that_waited_for_memory_teaches_no_prefill():
+    learned = Learned(CostSettings())
+    before = first_token_ms(learned)
+    learned.seen(worker(0), 3, 0.4)  # the request ran from 0 to .5 s
+    for _ in range(30):
+        finish(learned)
+    assert first_token_ms(learned) == before
+    learned.forget(worker(0))
+    learned.sent(worker(0), 0, 3, 0.0)  # its engine had no place when it came
+    for _ in range(30):
+        finish(learned)
+    assert first_token_ms(learned) == before
+
+
+def test_a_request_that_came_after_others_had_waited_teaches():
+    learned = Learned(CostSettings())
+    learned.seen(worker(0), 3, -0.1)
+    learned.seen(worker(0), 0, 0.2)
+    learned.sent(worker(0), 0, 0, 0.0)
+    learned.seen(worker(0), 3, 0.6)
+    for _ in range(30):
+        finish(learned)
+    assert first_token_ms(learned) == pytest.approx(500.0, rel=0.05)
+
+
 def test_others_prefill_is_not_taken_for_the_cost_of_decoding():
     alone, disturbed = Learned(CostSettings()), Learned(CostSettings())
     for _ in range(30):
