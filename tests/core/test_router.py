@@ -365,6 +365,27 @@ def test_times_are_learned_from_streams_that_did_not_queue():
     assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
 
 
+@pytest.mark.parametrize("scraped_at", [-0.5, 0.1])
+def test_what_a_request_waits_for_memory_is_not_learned_as_the_time_of_prefill(scraped_at):
+    def first_token_ms(router):
+        fit = router.learned.ttft.of("default").coefficients(worker(0))
+        return fit.wait_ms(0) + fit.prefill_ms(1000, 0)
+
+    router = make_router(1)
+    before = first_token_ms(router)
+    for n in range(1, 9):
+        at = n * 10.0
+        done = Completion(Outcome.FINISHED, upstream_first_body_ms=4000.0, cached_tokens=0, output_tokens=5)
+        if scraped_at < 0:
+            router.on_metrics(worker(0).endpoint, {0: metrics(waiting=2, running=6)}, at + scraped_at)
+        decision = router.schedule(request(range(n * 10_000, n * 10_000 + 1000), stream=True), at)
+        if scraped_at > 0:
+            router.on_metrics(worker(0).endpoint, {0: metrics(waiting=2, running=6)}, at + scraped_at)
+        router.on_metrics(worker(0).endpoint, {0: metrics(waiting=0, running=0)}, at + 4.5)
+        router.release(decision.lease_id, done, at + 5.0)
+    assert first_token_ms(router) == before
+
+
 def test_the_audit_compares_prediction_and_truth():
     router = make_router(1)
     decision = router.schedule(request(PROMPT), 1.0)
