@@ -8,6 +8,7 @@ import yaml
 from extproc.core.types import Completion, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
+from extproc.sim.time_model import TimeModel
 from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 from tests.test_app import TEXT, Running, settings
@@ -48,7 +49,7 @@ async def test_pitfall_74_an_engine_whose_metrics_fail_is_out_only_after_some_in
 async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tmp_path):
     stale = {"scrape": {"interval_s": 0.05, "timeout_s": 60.0, "stale_after_s": 0.2}}
     async with (
-        SimEngine() as busy,
+        SimEngine(max_num_seqs=1, time=TimeModel(base_ms=20.0)) as busy,
         SimEngine() as silent,
         Running(settings(tmp_path, busy, silent, **stale)) as app,
     ):
@@ -58,9 +59,8 @@ async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tm
         silent.faults.metrics_hang = True
         await until(lambda: quiet.fresh_metrics(app._clock(), 0.2) is None)
         assert quiet.metrics.waiting == 0  # the last thing it said
-        busy.pause()
         async with aiohttp.ClientSession(busy.base_url) as client:
-            body = {"model": "tiny", "prompt": [7] * 400, "max_tokens": 1}
+            body = {"model": "tiny", "prompt": [7] * 400, "max_tokens": 1000, "ignore_eos": True}
             asks = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(200)]
             await until(lambda: (loud.metrics.waiting or 0) > 0)
             route = await app.ask("x " * 100)
@@ -69,7 +69,6 @@ async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tm
             for ask in asks:
                 ask.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
-        busy.resume()
 
 
 async def test_workers_come_and_go_with_their_file(tmp_path):
