@@ -241,7 +241,8 @@ async def test_kv_events_stale(tmp_path):
 async def test_warm_denied(tmp_path):
     # Prefill is dear, and delays others more than us: a warm worker is cheapest even when its wait is long.
     cost = {"prefill_tokens_per_s": 500, "interference": 50, "max_extra_ttft_ms": 0}
-    async with watched(tmp_path, cost=cost, engine={"time": TimeModel(base_ms=10.0)}) as fleet:
+    engine = {"time": TimeModel(base_ms=10.0), "max_num_seqs": 5}
+    async with watched(tmp_path, cost=cost, engine=engine) as fleet:
         await fleet.until_healthy()
         stack = fleet.stack
         held = {}
@@ -253,10 +254,9 @@ async def test_warm_denied(tmp_path):
         for number in range(4):  # of others, whom a prefill delays that the holder would not need
             fleet.ask_directly(other, f"Somebody's {number}", max_tokens=10_000)
         await stack.until(lambda: other.model.running == 4)
-        holder.pause()
-        for number in range(4):
-            fleet.ask_directly(holder, f"Somebody else's {number}")
-        await stack.until(lambda: holder.model.waiting >= 3)
+        for number in range(9):
+            fleet.ask_directly(holder, f"Somebody else's {number}", max_tokens=10_000)
+        await stack.until(lambda: holder.model.waiting == 4)
 
         async def queued():
             name = "warmroute_worker_foreign_requests"
@@ -271,7 +271,6 @@ async def test_warm_denied(tmp_path):
             return "WarmrouteWarmDenied" in await fleet.prometheus.firing()
 
         await fleet.prometheus.until(fires, "WarmrouteWarmDenied to fire")
-        holder.resume()
 
 
 async def test_herd(tmp_path):
