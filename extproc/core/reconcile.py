@@ -4,8 +4,13 @@ An engine that reports fewer requests (running and waiting) than we have leases 
 scrape, no longer has the difference. A lease younger than `settle_s` may simply not have arrived yet, and
 one scrape may have been taken between two steps; so only `rounds` scrapes in a row, all of them short,
 release anything, and then only the smallest shortage seen in that time.
+
+vLLM counts at the end of a step what that step has seen. While one takes long, or the engine hangs, whoever
+came since is in no count. So a lease is judged when the engine has ended two steps after it (the second has
+begun after it, too), which changing figures tell; or, as an idle engine has no steps, after `silent_s`.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from extproc.core.load_ledger import LoadLedger
@@ -19,6 +24,16 @@ class _Shortage:
 
 
 @dataclass(slots=True)
+class _Steps:
+    """When an engine was seen to work: the scrapes before the last two between which figures changed."""
+
+    figures: tuple[float | None, ...]
+    scraped_at: float
+    last: float = -math.inf
+    last_but_one: float = -math.inf
+
+
+@dataclass(slots=True)
 class Reconciler:
     """Finds leases that the engine does not know.
 
@@ -26,18 +41,22 @@ class Reconciler:
         ledger: the open leases; only read.
         settle_s: age a lease must have before its absence means anything.
         rounds: scrapes in a row that must be short.
+        silent_s: age at which a lease counts although no step has ended after it.
     """
 
     ledger: LoadLedger
     settle_s: float = 3.0
     rounds: int = 3
+    silent_s: float = 20.0
+    _steps: dict[WorkerId, _Steps] = field(default_factory=dict)
     _short: dict[WorkerId, _Shortage] = field(default_factory=dict)
 
     def check(self, worker: WorkerId, metrics: EngineMetrics, now: float) -> tuple[str, ...]:
         """Ids of leases on `worker` to release as lost, after one more scrape of it."""
         if metrics.running is None or metrics.waiting is None:
             return ()
-        settled = [x for x in self.ledger.leases(worker) if now - x.admitted_at >= self.settle_s]
+        judged_before = min(now - self.settle_s, self._seen_until(worker, metrics, now))
+        settled = [x for x in self.ledger.leases(worker) if x.admitted_at <= judged_before]
         shortage = sum(x.sequences for x in settled) - metrics.running - metrics.waiting
         if shortage <= 0:
             self._short.pop(worker, None)
@@ -59,6 +78,28 @@ class Reconciler:
             lost.append(lease.id)
         return tuple(lost)
 
+    def _seen_until(self, worker: WorkerId, metrics: EngineMetrics, now: float) -> float:
+        """What was admitted until then is in the engine's counts, if the engine has it."""
+        if metrics.generation_tokens is None:
+            return now  # it does not tell its steps
+        figures = (
+            metrics.generation_tokens,
+            metrics.prompt_tokens,
+            metrics.prefix_cache_queries,
+            metrics.running,
+            metrics.waiting,
+            metrics.kv_usage,
+        )
+        steps = self._steps.get(worker)
+        if steps is None:
+            steps = self._steps[worker] = _Steps(figures, now)
+        elif figures != steps.figures:
+            steps.last_but_one, steps.last = steps.last, steps.scraped_at
+            steps.figures = figures
+        steps.scraped_at = now
+        return max(steps.last_but_one, now - self.silent_s)
+
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self._short.pop(worker, None)
+        self._steps.pop(worker, None)

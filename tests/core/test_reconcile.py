@@ -46,3 +46,45 @@ def test_an_engine_that_does_not_count_proves_nothing():
     _, reconciler = setup(1)
     for now in range(10, 20):
         assert reconciler.check(worker(0), metrics(running=None, waiting=0), float(now)) == ()
+
+
+def work(reconciler, now, generated, *, running=0, waiting=0):
+    figures = metrics(running=running, waiting=waiting, generation_tokens=float(generated))
+    return reconciler.check(worker(0), figures, now)
+
+
+def test_an_engine_that_hangs_in_a_step_is_not_said_to_have_lost_what_came_since():
+    _, reconciler = setup(2)
+    assert [work(reconciler, t, 100) for t in range(20)] == [()] * 20
+    # It goes on: what came is in its counts.
+    assert [work(reconciler, 20 + t, 100 + t, running=2) for t in range(1, 9)] == [()] * 8
+
+
+def test_an_engine_that_works_on_without_a_lease_has_lost_it():
+    _, reconciler = setup(2)
+    found = [work(reconciler, float(t), 100 + t, running=1) for t in range(8)]
+    assert found == [(), (), (), (), (), (), ("0",), ()]
+
+
+def test_one_step_may_have_begun_before_the_lease():
+    _, reconciler = setup(1)
+    work(reconciler, -1.0, 100)
+    # A long step ends between 5 and 6; the lease is in the next one, which is long, too.
+    found = [work(reconciler, float(t), 100 if t < 6 else 101) for t in range(15)]
+    assert found == [()] * 15
+    assert work(reconciler, 15.0, 102, running=1) == ()
+
+
+def test_an_idle_engine_is_believed_after_a_while():
+    _, reconciler = setup(2)
+    found = [work(reconciler, float(t), 100) for t in range(25)]
+    assert found[:22] == [()] * 22
+    assert found[22] == ("0",)
+
+
+def test_a_worker_that_comes_back_begins_anew():
+    _, reconciler = setup(1)
+    for t in range(5):
+        work(reconciler, float(t), 100 + t)
+    reconciler.forget(worker(0))
+    assert [work(reconciler, 5.0 + t, 0) for t in range(5)] == [()] * 5
