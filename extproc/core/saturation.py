@@ -146,12 +146,13 @@ class Saturation:
         if foreign is not None and foreign.waiting:
             ttft = router.learned.ttft.of(pool).coefficients(state.id)
             queue_ms += foreign.waiting * ttft.prefill_ms(request.prompt_tokens, 0)
-        if state.stalled:
+        running = load.sequences + theirs.sequences + (0 if foreign is None else foreign.running)
+        stalled = state.stalled(running)
+        if stalled:
             output = router.learned.outputs.estimate(request, now).expected
-            running = load.sequences + theirs.sequences + (0 if foreign is None else foreign.running)
             step = router.learned.steps.of(pool).coefficients
             context = load.context_tokens + theirs.context_tokens
-            queue_ms += state.stalled * output * step.tpot_ms(running, context)
+            queue_ms += stalled * output * step.tpot_ms(running, context)
         return queue_ms
 
 

@@ -124,7 +124,7 @@ class FactsReader:
             prefilling,
             beside + foreign.running * output,
             context_beside,
-            0.0 if metrics is None else state.stalled,
+            0.0 if metrics is None else state.stalled(sequences + foreign.running),
             self.shares.utilization(worker, now),
         )
         return tuple.__new__(Reading, (facts, load, context, size))

@@ -32,7 +32,7 @@ class WorkerState:
     metrics_at: float | None = None
     foreign: ForeignLoad | None = None  # what the last two scrapes agree on
     foreign_seen: ForeignLoad | None = None  # as the last scrape looked
-    stalled: float = 0.0  # waiting requests that booked prefill does not explain, per running one
+    left_waiting: int = 0  # requests at the last scrape that booked prefill does not explain
     scrape_failures: int = 0
     unreachable_since: float | None = None
     revision: str | None = None  # of the model it serves; None: not known
@@ -69,10 +69,24 @@ class WorkerState:
         """
         metrics = self.metrics
         if metrics is None or metrics.waiting is None:
-            self.stalled = 0.0
+            self.left_waiting = 0
             return
         others = 0 if self.foreign_seen is None else self.foreign_seen.waiting
-        self.stalled = max(0, metrics.waiting - others - queued) / max(1, metrics.running or 0)
+        self.left_waiting = max(0, metrics.waiting - others - queued)
+
+    def stalled(self, sequences: int) -> float:
+        """Requests that wait for something other than others' prefill, per running one.
+
+        Since the scrape that told of them some may have ended, and others have taken their places: no more
+        wait than there are beyond those that ran.
+
+        Args:
+            sequences: on the worker now, ours and others', but for those of others that wait.
+        """
+        if not self.left_waiting or self.metrics is None:
+            return 0.0
+        running = self.metrics.running or 0
+        return min(self.left_waiting, max(0, sequences - running)) / max(1, running)
 
     def fresh_metrics(self, now: float, stale_after_s: float) -> EngineMetrics | None:
         """The engine's own figures, or None when they are missing or too old to mean anything."""

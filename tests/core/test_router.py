@@ -538,6 +538,20 @@ def test_a_worker_that_keeps_requests_waiting_for_memory_has_a_queue():
     assert waits[1][worker(1)] == waits[0][worker(1)]
 
 
+def test_who_waited_at_the_last_scrape_waits_no_more_when_all_have_ended():
+    router = make_router(2)
+    mine = frozenset({worker(0).endpoint})
+    decision = router.schedule(request(PROMPT, subset=mine), 1.0)
+    # The engine could not begin with it at once: it compiled the grammar of an answer, say.
+    router.on_metrics(worker(0).endpoint, {0: metrics(waiting=1, running=0)}, 3.0)
+    assert router.table.get(worker(0)).stalled(1) == 1.0
+    done = Completion(Outcome.FINISHED, cached_tokens=0, output_tokens=5)
+    router.release(decision.lease_id, done, 3.2)
+    costs = router.schedule(request(PROMPT, subset=mine), 3.3).chosen.cost
+    fresh = make_router(2).schedule(request(PROMPT, subset=mine), 3.3).chosen.cost
+    assert costs.queue_ms == fresh.queue_ms
+
+
 def test_work_that_another_worker_would_not_have_is_charged_where_it_delays_others():
     def charged(held):
         router = make_router(2)

@@ -110,7 +110,7 @@ def test_a_peer_waiting_for_prefill_is_not_taken_for_a_stalled_engine():
     (state,) = two.table.all()
     for _ in range(2):
         two.on_metrics(worker(0).endpoint, {0: metrics(running=1, waiting=3)}, 0.1)
-    assert (state.foreign.waiting, state.stalled) == (0, 0.0)
+    assert (state.foreign.waiting, state.stalled(4)) == (0, 0.0)
 
 
 def test_ends_are_told_too():

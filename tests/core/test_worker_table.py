@@ -96,12 +96,22 @@ def test_counters_that_fall_are_a_restart():
 def test_who_waits_without_prefill_ahead_waits_for_a_place():
     table = table_of(1)
     state = table.get(worker(0))
+    assert state.stalled(10) == 0.0
     seen = [(6, 4, 2, 1.0), (2, 4, 2, 0.0), (3, 0, 0, 3.0), (None, 4, 0, 0.0)]
     for waiting, running, queued, stalled in seen:
         table.on_metrics(worker(0).endpoint, {0: metrics(waiting=waiting, running=running)}, 1.0)
         state.note_foreign(10)
         state.note_stalled(queued)
-        assert state.stalled == stalled
+        assert state.stalled(10) == stalled
+
+
+def test_who_waited_at_the_last_scrape_has_a_place_when_others_have_ended():
+    table = table_of(1)
+    state = table.get(worker(0))
+    table.on_metrics(worker(0).endpoint, {0: metrics(waiting=3, running=4)}, 1.0)
+    state.note_foreign(7)
+    state.note_stalled(0)
+    assert [state.stalled(sequences) for sequences in (9, 7, 6, 5, 4, 0)] == [0.75, 0.75, 0.5, 0.25, 0.0, 0.0]
 
 
 def test_foreign_load_is_what_two_scrapes_agree_on():
