@@ -25,7 +25,7 @@ HELP = "Simulate a fleet: how each routing policy serves a workload, beside its 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.epilog = "Deterministic: the same options give the same JSON, byte for byte."
+    parser.epilog = "Deterministic: the same options give the same JSON, byte for byte (dynamo excepted)."
     parser.add_argument("--list", action="store_true", help="show workloads, policies and presets")
     load_options(parser.add_argument_group("what is asked"))
     fleet_options(parser.add_argument_group("the fleet"))

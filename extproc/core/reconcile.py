@@ -7,7 +7,8 @@ release anything, and then only the smallest shortage seen in that time.
 
 vLLM counts at the end of a step what that step has seen. While one takes long, or the engine hangs, whoever
 came since is in no count. So a lease is judged when the engine has ended two steps after it (the second has
-begun after it, too), which changing figures tell; or, as an idle engine has no steps, after `silent_s`.
+begun after it, too), which changing figures tell; or, as an idle engine has no steps, after `silent_s`,
+unless its figures stand still with requests running.
 """
 
 import math
@@ -56,8 +57,10 @@ class Reconciler:
         if metrics.running is None or metrics.waiting is None:
             return ()
         judged_before = min(now - self.settle_s, self._seen_until(worker, metrics, now))
-        settled = [x for x in self.ledger.leases(worker) if x.admitted_at <= judged_before]
-        shortage = sum(x.sequences for x in settled) - metrics.running - metrics.waiting
+        leases = self.ledger.leases(worker)
+        settled = [x for x in leases if x.sequences and x.admitted_at <= judged_before]
+        # The sequences of one request end one by one: no more than one of each can be missed.
+        shortage = len(settled) - metrics.running - metrics.waiting
         if shortage <= 0:
             self._short.pop(worker, None)
             return ()
@@ -69,14 +72,7 @@ class Reconciler:
         del self._short[worker]
         # Those whose stream has ended are the likeliest to be over, then the oldest.
         settled.sort(key=lambda x: (x.stream_ended_at is None, x.admitted_at))
-        lost: list[str] = []
-        missing = seen.smallest
-        for lease in settled:
-            if lease.sequences > missing:
-                break
-            missing -= lease.sequences
-            lost.append(lease.id)
-        return tuple(lost)
+        return tuple(lease.id for lease in settled[: seen.smallest])
 
     def _seen_until(self, worker: WorkerId, metrics: EngineMetrics, now: float) -> float:
         """What was admitted until then is in the engine's counts, if the engine has it."""
@@ -97,6 +93,8 @@ class Reconciler:
             steps.last_but_one, steps.last = steps.last, steps.scraped_at
             steps.figures = figures
         steps.scraped_at = now
+        if metrics.running:  # it has steps, and would tell: it hangs
+            return steps.last_but_one
         return max(steps.last_but_one, now - self.silent_s)
 
     def forget(self, worker: WorkerId) -> None:

@@ -234,9 +234,9 @@ class Router:
         return decision
 
     def _waiting(self, state: WorkerState, now: float) -> int:
-        """Requests that a worker kept waiting at its last scrape, whoever sent them."""
+        """Requests that found no room on a worker in its last step, whoever sent them."""
         metrics = state.fresh_metrics(now, self.settings.stale_after_s)
-        return 0 if metrics is None or metrics.waiting is None else metrics.waiting
+        return 0 if metrics is None else metrics.crowded
 
     def destinations(self, decision: Decision, limit: int) -> tuple[str, ...]:
         """At most `limit` endpoints for the gateway, the chosen one first."""

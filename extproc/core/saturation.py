@@ -95,7 +95,7 @@ class Saturation:
                 return Full.MEMORY
         if bounds.max_waiting is not None:
             metrics = state.fresh_metrics(now, router.settings.stale_after_s)
-            if metrics is not None and metrics.waiting is not None and metrics.waiting > bounds.max_waiting:
+            if metrics is not None and metrics.crowded > bounds.max_waiting:
                 return Full.WAITING
         return None
 

@@ -101,6 +101,7 @@ class EngineMetrics:
 
     running: int | None = None
     waiting: int | None = None
+    deferred: int | None = None  # of those waiting, for a grammar or for KV from elsewhere
     kv_usage: float | None = None  # share of KV blocks referenced by running requests, 0..1
     block_size: int | None = None
     num_gpu_blocks: int | None = None
@@ -116,6 +117,11 @@ class EngineMetrics:
     model_name: str | None = None
     adapters: tuple[str, ...] = ()  # with requests running or waiting
     max_adapters: int | None = None  # that fit on the GPU at a time
+
+    @property
+    def crowded(self) -> int:
+        """Requests that wait for memory, a place in the batch or others' prefill."""
+        return max(0, (self.waiting or 0) - (self.deferred or 0))
 
 
 class Rendition(NamedTuple):

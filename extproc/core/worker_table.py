@@ -72,7 +72,7 @@ class WorkerState:
             self.left_waiting = 0
             return
         others = 0 if self.foreign_seen is None else self.foreign_seen.waiting
-        self.left_waiting = max(0, metrics.waiting - others - queued)
+        self.left_waiting = max(0, metrics.crowded - others - queued)
 
     def stalled(self, sequences: int) -> float:
         """Requests that wait for something other than others' prefill, per running one.

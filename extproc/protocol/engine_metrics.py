@@ -6,6 +6,8 @@ has 600 lines of which 25 matter. Rules:
 - a family that is missing, or a value that is NaN, infinite or impossible, is None, never 0;
 - the newer name of a family wins over the older;
 - several series of one rank are added (shares: the highest counts);
+- of the reasons for waiting only `deferred` is read: those wait for a grammar or for KV from elsewhere;
+- vLLM writes the blocks of all ranks of a page together into the information of each: they are shared out;
 - no `engine` label means rank 0; information without that label holds for every rank of the page;
 - of `lora_requests_info` only the newest series counts: its value is a timestamp, old series stay.
 """
@@ -24,6 +26,7 @@ from extproc.core.types import EngineMetrics, HistogramTotals
 
 RUNNING = ("vllm:num_requests_running",)
 WAITING = ("vllm:num_requests_waiting",)
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_QUERIES = (
     "vllm:prefix_cache_queries_total",
@@ -53,6 +56,7 @@ _HISTOGRAMS = (*TTFT, *QUEUE_TIME, *PREFILL_TIME, *INTER_TOKEN)
 SAMPLE_NAMES: tuple[str, ...] = (
     *RUNNING,
     *WAITING,
+    WAITING_BY_REASON,
     *KV_USAGE,
     *CACHE_QUERIES,
     *CACHE_HITS,
@@ -215,6 +219,8 @@ def _add(page: _Page, name: str, labels: Mapping[str, str], value: float) -> Non
         if math.isfinite(value) and (newest is None or value > newest[0]):
             page.lora[rank] = (value, labels)
         return
+    if name == WAITING_BY_REASON and labels.get("reason") != "deferred":
+        return
     state = page.ranks.setdefault(rank or 0, _Rank())
     state.values.setdefault(name, []).append(value)
     state.model_name = state.model_name or labels.get("model_name")
@@ -238,9 +244,10 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
     return EngineMetrics(
         running=_whole(_value(values, RUNNING)),
         waiting=_whole(_value(values, WAITING)),
+        deferred=_whole(_value(values, (WAITING_BY_REASON,))),
         kv_usage=None if usage is None or usage > 1.0 else usage,
         block_size=_positive(info.get("block_size")),
-        num_gpu_blocks=_positive(info.get("num_gpu_blocks")),
+        num_gpu_blocks=_blocks(page, info),
         prefix_cache_queries=_value(values, CACHE_QUERIES),
         prefix_cache_hits=_value(values, CACHE_HITS),
         preemptions=_value(values, PREEMPTIONS),
@@ -254,6 +261,15 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
         adapters=_adapters(lora),
         max_adapters=_positive(lora.get("max_lora")),
     )
+
+
+def _blocks(page: _Page, info: Mapping[str, str]) -> int | None:
+    """KV blocks of one rank."""
+    total = _positive(info.get("num_gpu_blocks"))
+    told = [one.get("num_gpu_blocks") for rank, one in page.cache_info.items() if rank is not None]
+    if total is None or len(told) < 2 or len(set(told)) > 1:
+        return total
+    return total // len(told) or None
 
 
 def _value(

@@ -195,6 +195,7 @@ class EngineModel:
         return EngineMetrics(
             running=reported.running,
             waiting=reported.waiting,
+            deferred=0,
             kv_usage=reported.kv_usage,
             block_size=config.block_size,
             num_gpu_blocks=config.num_gpu_blocks,

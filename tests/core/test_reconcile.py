@@ -82,6 +82,19 @@ def test_an_idle_engine_is_believed_after_a_while():
     assert found[22] == ("0",)
 
 
+def test_an_engine_whose_figures_stand_still_with_requests_running_hangs():
+    _, reconciler = setup(3)
+    assert [work(reconciler, float(t), 100, running=1) for t in range(120)] == [()] * 120
+
+
+def test_samples_of_one_request_that_have_ended_are_not_missed():
+    ledger, reconciler = setup(3)
+    ledger.admit(decision("four", 0, now=1.0, sequences=4), 1, (), 1.0, 1e9)
+    assert [scrape(reconciler, float(t), running=4) for t in range(5, 20)] == [()] * 15
+    # When the whole of it is gone, one of the four is not there.
+    assert [scrape(reconciler, float(t), running=3) for t in range(20, 23)] == [(), (), ("0",)]
+
+
 def test_a_worker_that_comes_back_begins_anew():
     _, reconciler = setup(1)
     for t in range(5):

@@ -365,6 +365,18 @@ def test_times_are_learned_from_streams_that_did_not_queue():
     assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
 
 
+def test_a_request_that_came_while_others_waited_for_a_grammar_teaches():
+    router = make_router(1)
+    for n in range(1, 9):
+        at = n * 10.0
+        router.on_metrics(worker(0).endpoint, {0: metrics(waiting=2, deferred=2)}, at - 0.5)
+        decision = router.schedule(request(range(n * 10_000, n * 10_000 + 1000), stream=True), at)
+        done = Completion(Outcome.FINISHED, upstream_first_body_ms=250.0, cached_tokens=0, output_tokens=5)
+        router.release(decision.lease_id, done, at + 1.0)
+    fit = router.learned.ttft.of("default").coefficients(worker(0))
+    assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
+
+
 @pytest.mark.parametrize("scraped_at", [-0.5, 0.1])
 def test_what_a_request_waits_for_memory_is_not_learned_as_the_time_of_prefill(scraped_at):
     def first_token_ms(router):

@@ -105,6 +105,15 @@ def test_who_waits_without_prefill_ahead_waits_for_a_place():
         assert state.stalled(10) == stalled
 
 
+def test_who_waits_for_a_grammar_is_in_nobodys_way():
+    table = table_of(1)
+    state = table.get(worker(0))
+    table.on_metrics(worker(0).endpoint, {0: metrics(waiting=3, deferred=3, running=0)}, 1.0)
+    state.note_foreign(3)
+    state.note_stalled(0)
+    assert state.stalled(3) == 0.0
+
+
 def test_who_waited_at_the_last_scrape_has_a_place_when_others_have_ended():
     table = table_of(1)
     state = table.get(worker(0))

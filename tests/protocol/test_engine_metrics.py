@@ -33,6 +33,7 @@ def test_a_real_page_of_vllm_0_32():
     expected = EngineMetrics(
         running=0,
         waiting=0,
+        deferred=0,
         kv_usage=0.0,
         block_size=128,
         num_gpu_blocks=1024,
@@ -106,10 +107,31 @@ def test_the_newer_name_wins(order):
 
 def test_names_that_only_begin_alike_are_not_read():
     text = page(
-        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 5',
+        'vllm:num_requests_waiting_for_godot{engine="0"} 5',
         'vllm:num_requests_running{engine="0"} 1',
     )
     assert only(text) == EngineMetrics(running=1)
+
+
+def test_who_waits_for_a_grammar_is_told_apart():
+    text = page(
+        'vllm:num_requests_waiting{engine="0"} 5',
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3',
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 2',
+    )
+    metrics = only(text)
+    assert (metrics.waiting, metrics.deferred, metrics.crowded) == (5, 2, 3)
+    assert only(page('vllm:num_requests_waiting{engine="0"} 5')).crowded == 5  # before there were reasons
+    assert EngineMetrics().crowded == 0
+
+
+def test_blocks_of_all_ranks_together_are_shared_out():
+    ranks = [
+        f'vllm:cache_config_info{{engine="{rank}",block_size="16",num_gpu_blocks="25000"}} 1.0'
+        for rank in range(4)
+    ]
+    assert {one.num_gpu_blocks for one in parse_engine_metrics(page(*ranks)).values()} == {6250}
+    assert only(page(ranks[0])).num_gpu_blocks == 25000
 
 
 def test_several_engines_of_one_page():
