@@ -8,11 +8,12 @@ figure that is not known; a worker on which nothing runs is never full, whatever
                + others' waiting requests * prefill of this one
                + stalled * expected output * time per token
     memory     tokens that sequences there hold / tokens of KV it can hold     >= max_kv_usage
-    waiting    requests that wait in the engine, as last scraped               >  max_waiting
+    waiting    requests that found no room in the engine's last step, at the   >  max_waiting
+               last scrape (those that wait for a grammar are none)
 
 The queue is that of `extproc.core.cost`, without what every request waits for (the step under way, its
 adapter). Memory is what open requests are expected to hold by now, at most what the engine said of itself and
-what was sent since. So both move with each request that is sent or ends, not with the scrapes. What other
+what is queued for prefill: what was sent and computed since that scrape is seen at the next one. What other
 replicas tell that they have sent counts like our own.
 
 A request is *held* when every worker that may serve it is full. That is a gate and no cap: where one worker
@@ -46,7 +47,7 @@ class RoomSettings:
         max_queue_ms: predicted wait there before prefill begins.
         max_kv_usage: share of its KV memory that running requests hold, 0 to 1.
         max_requests: requests there at once.
-        max_waiting: requests that wait in the engine.
+        max_waiting: requests that wait in the engine for room.
     """
 
     max_queue_ms: float | None = 1000.0

@@ -72,7 +72,7 @@ def test_a_stream_is_made_of_server_sent_events(path: str) -> None:
 )
 def test_each_shape_has_its_own_words_for_how_an_answer_ended(path: str, length: str, stop: str) -> None:
     for reason, word in (("length", length), ("stop", stop)):
-        choice = Choice(0, PROMPT, "one", [1], reason, 0)  # type: ignore[arg-type]
+        choice = Choice(0, PROMPT, "one", [1], reason, 0)  # type: ignore[arg-type]  # each is one of the reasons
         whole = SHAPES[path].whole(answered(choices=[choice]))
         ended = whole.get("status") or whole.get("stop_reason") or whole["choices"][0]["finish_reason"]
         assert ended == word

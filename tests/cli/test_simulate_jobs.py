@@ -34,7 +34,7 @@ def test_a_factory_of_any_module_is_a_policy():
 
 def test_peers_are_what_the_checkout_has(monkeypatch):
     module = ModuleType("loadtests.peers")
-    module.PEERS = {"their-router": missing}  # type: ignore[attr-defined]
+    module.PEERS = {"their-router": missing}  # type: ignore[attr-defined]  # a module made here
     monkeypatch.setitem(sys.modules, "loadtests.peers", module)
     assert peers() == {"their-router": missing}
     assert policy_maker("their-router") is missing

@@ -845,7 +845,7 @@ def test_a_publisher_that_lies_is_found_out_by_its_own_live_stream(seed) -> None
     h = host(rng.randrange(2, 30))
     hidden = rng.randrange(1, len(h.publisher.messages))
     whole = h.publisher.replay
-    h.publisher.replay = lambda start: [m for m in whole(start) if m[0] < hidden]  # type: ignore[method-assign]
+    h.publisher.replay = lambda start: [m for m in whole(start) if m[0] < hidden]  # type: ignore[method-assign]  # it lies
     h.connect()
     h.settle()
     h.live(h.publisher.publish())

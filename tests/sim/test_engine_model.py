@@ -49,7 +49,7 @@ def engine(**options: object) -> EngineModel:
         "max_num_batched_tokens": 64,
         "time": SECOND,
     }
-    return EngineModel(EngineConfig(**{**defaults, **options}))  # type: ignore[arg-type]
+    return EngineModel(EngineConfig(**{**defaults, **options}))  # type: ignore[arg-type]  # named by each test
 
 
 # --- time ------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Witness(HostedRouter):
             decision = self.decisions[request.request_id] = inner(request, now)
             return decision
 
-        self.router.schedule = schedule  # type: ignore[method-assign]
+        self.router.schedule = schedule  # type: ignore[method-assign]  # listens in
 
     def on_finished(self, request_id: str, cached: int | None, output: int | None, now: float) -> None:
         decision = self.decisions.pop(request_id)
