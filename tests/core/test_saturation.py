@@ -122,6 +122,24 @@ def test_what_the_engine_keeps_waiting_counts_where_it_is_bounded():
     assert fleet.why(now=60.0) is None
 
 
+def test_who_waits_for_a_grammar_fills_no_worker():
+    fleet = Fleet(1, RoomSettings(100.0, None, max_waiting=2))
+    fleet.send(16)
+    fleet.send(16)
+    fleet.scraped(0, now=5.0, running=0, waiting=3, deferred=3)
+    assert fleet.why(now=5.0) is None
+
+
+def test_who_waits_for_a_place_is_a_queue_until_there_are_places():
+    fleet = Fleet(1, RoomSettings(100.0, None))
+    first = fleet.send(16)
+    fleet.send(16)
+    fleet.scraped(0, now=5.0, running=1, waiting=1)
+    assert fleet.why(now=5.0) is Full.QUEUE
+    fleet.end(first, 5.1)
+    assert fleet.why(now=5.1) is None
+
+
 def test_what_other_replicas_have_sent_counts_like_our_own():
     told = ToldLoad(3, 3, 900, 900, 900.0, 900.0, 30.0)
     for settings, why in (
