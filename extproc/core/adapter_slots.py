@@ -4,6 +4,7 @@ An engine *registers* adapters (`/v1/models` lists them, as they are loaded and 
 keeps at most `max_lora` of them in GPU *slots*; a request for one that is registered but not in a slot makes
 the engine swap it in, least recently used out, and waits while every slot serves running requests. Slots are
 not published, so they are followed: each request we send and each adapter the metrics call active uses one.
+(Where metrics cannot tell which are active, requests we send are all there is: no worker looks full then.)
 
 | what is known of the adapter | standing |
 |---|---|

@@ -9,7 +9,10 @@ has 600 lines of which 25 matter. Rules:
 - of the reasons for waiting only `deferred` is read: those wait for a grammar or for KV from elsewhere;
 - vLLM writes the blocks of all ranks of a page together into the information of each: they are shared out;
 - no `engine` label means rank 0; information without that label holds for every rank of the page;
-- of `lora_requests_info` only the newest series counts: its value is a timestamp, old series stay.
+- of `lora_requests_info` only the newest series counts: its value is when it was last true, old series stay.
+  Who is active is not known where it has no `engine` label and the page has several ranks (each rank writes
+  the same series), nor where several processes of a server write it (their times are added up, so what is
+  newest cannot be told). Its `max_lora` holds for every rank.
 """
 
 import math
@@ -77,6 +80,7 @@ _REMEMBERED_LINE = 1 << 10
 _MOST_LABELS = 200
 _MOST_LINES = 1 << 13
 _MOST_ADAPTER_LINES = 512
+_LATEST_TIME = 3e9  # seconds since 1970: the year 2065. Two times of today add up to more
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ class _Rank:
 @dataclass(slots=True)
 class _Page:
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    # Rank (None: the page's) to labels of the info series, and the newest lora series.
+    # Rank (None: the page's) to labels of the info series, and the newest lora series with its value.
     cache_info: dict[int | None, Mapping[str, str]] = field(default_factory=dict)
     lora: dict[int | None, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
 
@@ -239,7 +243,8 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
     state = page.ranks[rank]
     values = state.values
     info = page.cache_info.get(rank, page.cache_info.get(None, {}))
-    _, lora = page.lora.get(rank, page.lora.get(None, (0.0, {})))
+    at, lora = page.lora.get(rank, page.lora.get(None, (0.0, {})))
+    merged = at > _LATEST_TIME or (rank not in page.lora and len(page.ranks) > 1)
     usage = _value(values, KV_USAGE, max)
     return EngineMetrics(
         running=_whole(_value(values, RUNNING)),
@@ -258,7 +263,7 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
         prefill_time=_totals(values, PREFILL_TIME),
         inter_token=_totals(values, INTER_TOKEN),
         model_name=state.model_name,
-        adapters=_adapters(lora),
+        adapters=() if merged else _adapters(lora),
         max_adapters=_positive(lora.get("max_lora")),
     )
 

@@ -154,10 +154,51 @@ def test_information_without_a_rank_holds_for_all():
         'vllm:num_requests_running{engine="0"} 1',
         'vllm:num_requests_running{engine="1"} 1',
         'vllm:cache_config_info{block_size="32",num_gpu_blocks="None"} 1',
-        'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a",waiting_lora_adapters=""} 5',
     )
     for metrics in parse_engine_metrics(text).values():
-        assert (metrics.block_size, metrics.num_gpu_blocks, metrics.adapters) == (32, None, ("a",))
+        assert (metrics.block_size, metrics.num_gpu_blocks) == (32, None)
+
+
+def adapters_line(at, names="a", engine=""):
+    return (
+        f'vllm:lora_requests_info{{{engine}max_lora="2",running_lora_adapters="{names}",'
+        f'waiting_lora_adapters=""}} {at}'
+    )
+
+
+def test_of_several_ranks_who_writes_into_one_series_is_not_known():
+    """vLLM leaves the rank out: taken for each, every rank would look full of the others' adapters."""
+    ranks = [f'vllm:num_requests_running{{engine="{rank}"}} 1' for rank in (4, 5)]
+    found = parse_engine_metrics(page(*ranks, adapters_line(5, "a,b")))
+    assert [(one.adapters, one.max_adapters) for one in found.values()] == [((), 2)] * 2
+    assert parse_engine_metrics(page(ranks[0], adapters_line(5, "a,b")))[4].adapters == ("a", "b")
+    named = adapters_line(5, "c", 'engine="5",')
+    assert [one.adapters for one in parse_engine_metrics(page(*ranks, adapters_line(6), named)).values()] == [
+        (),
+        ("c",),
+    ]
+
+
+def test_times_that_several_processes_have_added_up_tell_of_nobody():
+    """Each API server of an engine writes the series, and a page has their sum."""
+    now = 1.7961e9
+    idle = adapters_line(2 * now, "")
+    assert only(page(adapters_line(now))).adapters == ("a",)
+    assert only(page(adapters_line(now), adapters_line(now + 5, "b"))).adapters == ("b",)
+    for lines in ((idle, adapters_line(now)), (adapters_line(2 * now), adapters_line(now, "b"))):
+        found = only(page(*lines))
+        assert (found.adapters, found.max_adapters) == ((), 2)
+
+
+def test_a_real_page_of_one_node_of_a_hybrid_deployment():
+    """vLLM 0.32, two ranks of four from 2 on, two API servers."""
+    data = Path(__file__).parents[1] / "data/vllm/metrics_0.32_hybrid.txt.gz"
+    text = gzip.decompress(data.read_bytes()).decode()
+    found = parse_engine_metrics(text.replace('running_lora_adapters=""', 'running_lora_adapters="a"'))
+    assert {
+        rank: (one.prompt_tokens, one.num_gpu_blocks, one.adapters, one.max_adapters)
+        for rank, one in found.items()
+    } == {2: (600.0, 64, (), 2), 3: (600.0, 64, (), 2)}
 
 
 def test_information_alone_is_rank_zero():
