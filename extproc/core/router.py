@@ -428,11 +428,11 @@ class Router:
             if not state.kv_reset:  # else its KV events have told of it
                 self._sent.drop_assumed(state.id)
                 self._claims.on_restart(state)
-        self.table.on_metrics(endpoint, by_rank, now)
-        for rank, metrics in by_rank.items():
-            self.adapters.on_metrics(WorkerId(endpoint, rank), metrics.adapters, metrics.max_adapters)
+        told = self.table.on_metrics(endpoint, by_rank, now)
+        for worker, metrics in told.items():
+            self.adapters.on_metrics(worker, metrics.adapters, metrics.max_adapters)
         for state in self.table.at(endpoint):
-            if state.id.dp_rank in by_rank:
+            if state.id in told:
                 theirs = self.peers.load(state.id, now)
                 self.learned.seen(state.id, self._waiting(state, now), now)
                 state.note_foreign(self.ledger.sequences(state.id) + theirs.sequences)
@@ -440,8 +440,8 @@ class Router:
                 self._candidates.told(state.id)
                 self._candidates.changed(state.id)
         lost: list[str] = []
-        for rank, metrics in by_rank.items() if not behind else ():
-            lost += self._reconciler.check(WorkerId(endpoint, rank), metrics, now)
+        for worker, metrics in told.items() if not behind else ():
+            lost += self._reconciler.check(worker, metrics, now)
         return self._release_lost(lost, "the engine no longer has it", now)
 
     def on_scrape_failure(self, endpoint: str) -> bool:

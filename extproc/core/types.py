@@ -392,9 +392,11 @@ class Completion:
 class Member:
     """One engine server as discovery describes it. It hosts `dp_size` workers (data-parallel ranks).
 
-    `kv_events` and `kv_replay` are ZMQ endpoints for rank 0; rank r uses port + r. With `kv_bind` the
-    engine connects to us: `kv_events` is then an address of ours. `revision` is the model revision it serves;
-    None: as its pool says. `cold`: it serves cold requests only (see `extproc.core.share_bounds`).
+    `dp_start_rank` is the number of its first rank; None: 0, or, if it has only one, what its metrics page
+    says (see `extproc.core.dp_ranks`). `kv_events` and `kv_replay` are ZMQ endpoints for rank 0; rank r uses
+    port + r. With `kv_bind` the engine connects to us: `kv_events` is then an address of ours. `revision` is
+    the model revision it serves; None: as its pool says. `cold`: it serves cold requests only (see
+    `extproc.core.share_bounds`).
     """
 
     endpoint: str
@@ -405,7 +407,9 @@ class Member:
     kv_bind: bool = False
     revision: str | None = None
     cold: bool = False
+    dp_start_rank: int | None = None
 
     def workers(self) -> tuple[WorkerId, ...]:
         """The workers this member hosts, by rank."""
-        return tuple(WorkerId(self.endpoint, rank) for rank in range(self.dp_size))
+        start = self.dp_start_rank or 0
+        return tuple(WorkerId(self.endpoint, rank) for rank in range(start, start + self.dp_size))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from extproc.core.dp_ranks import by_worker
 from extproc.core.types import EngineMetrics, Member, WorkerId
 
 
@@ -161,29 +162,44 @@ class WorkerTable:
             self._by_endpoint.setdefault(state.id.endpoint, []).append(state)
         return MembershipChange(tuple(added), removed)
 
-    def on_metrics(self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float) -> None:
-        """A scrape of `endpoint` succeeded."""
+    def at_place(self, endpoint: str, place: int) -> WorkerState | None:
+        """The worker that a request to `endpoint` is served by if it names this one of its ranks, from 0."""
+        states = self._by_endpoint.get(endpoint)
+        if not states:
+            return None
+        return self._workers.get(WorkerId(endpoint, (states[0].member.dp_start_rank or 0) + place))
+
+    def on_metrics(
+        self, endpoint: str, by_rank: Mapping[int, EngineMetrics], now: float
+    ) -> dict[WorkerId, EngineMetrics]:
+        """A scrape of `endpoint` succeeded. Returns what it says, by worker."""
+        told = self._told(endpoint, by_rank)
         for state in self._by_endpoint.get(endpoint, ()):
             if state.scrape_failures >= self.failure_limit or state.unreachable_since is not None:
                 self._ready.clear()
             state.scrape_failures = 0
             state.unreachable_since = None
-            metrics = by_rank.get(state.id.dp_rank)
+            metrics = told.get(state.id)
             if metrics is not None:
                 state.metrics = metrics
                 state.metrics_at = now
                 state.kv_reset = False
+        return told
 
     def restarted(self, endpoint: str, by_rank: Mapping[int, EngineMetrics]) -> tuple[WorkerState, ...]:
         """Workers whose counters in a new scrape are below the last ones: other processes than before."""
         out = []
+        told = self._told(endpoint, by_rank)
         for state in self._by_endpoint.get(endpoint, ()):
-            new = by_rank.get(state.id.dp_rank)
+            new = told.get(state.id)
             before = None if state.metrics is None else state.metrics.prompt_tokens
             after = None if new is None else new.prompt_tokens
             if before is not None and after is not None and after < before:
                 out.append(state)
         return tuple(out)
+
+    def _told(self, endpoint: str, by_rank: Mapping[int, EngineMetrics]) -> dict[WorkerId, EngineMetrics]:
+        return by_worker([state.id for state in self._by_endpoint.get(endpoint, ())], by_rank)
 
     def on_scrape_failure(self, endpoint: str) -> bool:
         """A scrape of `endpoint` failed. True when this one made it not ready."""

@@ -1,9 +1,10 @@
 import pytest
 
+from extproc.core.destinations import named_rank
 from extproc.core.load_ledger import IDLE
 from extproc.core.types import Completion, Member, Outcome, WorkerId
 from tests.core.test_router import PROMPT, make_router
-from tests.support.core import request, stored
+from tests.support.core import metrics, request, stored
 
 A, B, C = "a:1", "b:1", "c:1"
 
@@ -65,3 +66,29 @@ def test_an_endpoint_of_another_pool_has_not_taken_it():
     decision = routed_to(router, WorkerId(A, 1))
     router.on_served(decision.lease_id, B, 1.1)
     assert router.ledger.load(WorkerId(A, 1), 1.2).active == 1
+
+
+def hybrid():
+    """Two nodes of a deployment, each with a server of its own for two of its four ranks, and one alone."""
+    router = make_router(0)
+    nodes = (Member(A, dp_size=2), Member(B, dp_size=2, dp_start_rank=2), Member(C, dp_start_rank=4))
+    router.on_membership(nodes, 0.0)
+    return router
+
+
+@pytest.mark.parametrize(("rank", "place", "named"), [(2, 0, {A, B, C}), (3, 1, {A, B})])
+def test_a_request_names_the_place_of_a_rank_in_its_server(rank, place, named):
+    """vLLM refuses a number in the deployment: "data_parallel_rank 2 is out of range [0, 2)"."""
+    router = hybrid()
+    decision = routed_to(router, WorkerId(B, rank))
+    assert named_rank(decision, router.table) == place
+    assert set(router.destinations(decision, 9)) == named
+
+
+def test_a_retry_on_another_node_runs_at_the_same_place_there():
+    router = hybrid()
+    router.on_metrics(A, {0: metrics(), 1: metrics(running=9)}, 0.5)  # the better one there is the other
+    decision = routed_to(router, WorkerId(B, 3))
+    router.on_served(decision.lease_id, A, 1.1)
+    assert router.ledger.load(WorkerId(A, 1), 1.2).active == 1
+    assert router.ledger.load(WorkerId(B, 3), 1.2) == IDLE

@@ -7,13 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from extproc.core.adapter_slots import Standing
 from extproc.core.candidates import PoolFacts
 from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
 from extproc.core.router import Router, RouterSettings
-from extproc.core.types import AllBlocksCleared, Completion, Member, Outcome, Reason
+from extproc.core.types import AllBlocksCleared, Completion, EngineMetrics, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
 
 DONE = Completion(Outcome.FINISHED)
@@ -588,3 +589,12 @@ def test_an_engines_counts_prove_nothing_while_ends_of_requests_are_still_to_be_
         assert router.on_metrics(there, {0: metrics(running=0, waiting=0)}, float(now), behind=True) == []
     lost = [router.on_metrics(there, {0: metrics(running=0, waiting=0)}, float(now)) for now in (20, 21, 22)]
     assert [len(found) for found in lost] == [0, 0, 1]
+
+
+def test_the_adapters_of_an_only_rank_are_its_worker_s_whatever_its_number():
+    router = make_router(1)
+    worker = router.table.all()[0].id
+    router.on_models(worker.endpoint, None, ["a", "b"])
+    router.on_metrics(worker.endpoint, {3: EngineMetrics(adapters=("a",), max_adapters=1)}, 1.0)
+    assert router.adapters.standing(worker, "a") is Standing.LOADED
+    assert router.adapters.standing(worker, "b") is Standing.FULL

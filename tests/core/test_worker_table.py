@@ -1,4 +1,4 @@
-from extproc.core.types import Member, WorkerId
+from extproc.core.types import EngineMetrics, Member, WorkerId
 from extproc.core.worker_table import WorkerTable
 from tests.support.core import members, metrics, worker
 
@@ -139,3 +139,27 @@ def test_foreign_load_is_what_two_scrapes_agree_on():
     table.on_metrics(worker(0).endpoint, {0: metrics(waiting=None)}, 2.0)
     state.note_foreign(0)
     assert state.foreign is None
+
+
+def test_a_page_that_names_one_rank_is_that_of_the_only_worker():
+    table = WorkerTable()
+    table.update([Member("h:1"), Member("h:2", dp_size=2, dp_start_rank=2)], 0.0)
+    assert table.on_metrics("h:1", {3: EngineMetrics(prompt_tokens=9.0)}, 1.0) == {
+        WorkerId("h:1"): EngineMetrics(prompt_tokens=9.0)
+    }
+    assert table.get(WorkerId("h:1")).metrics_at == 1.0
+    assert [one.id for one in table.restarted("h:1", {3: EngineMetrics(prompt_tokens=1.0)})] == [
+        WorkerId("h:1")
+    ]
+    table.on_metrics("h:2", {2: EngineMetrics(running=2), 3: EngineMetrics(running=3)}, 1.0)
+    assert [table.get(WorkerId("h:2", rank)).metrics.running for rank in (2, 3)] == [2, 3]
+    assert table.on_metrics("gone:1", {0: EngineMetrics()}, 1.0) == {}
+
+
+def test_the_worker_at_a_place_of_its_server():
+    table = WorkerTable()
+    table.update([Member("h:1"), Member("h:2", dp_size=2, dp_start_rank=2)], 0.0)
+    assert table.at_place("h:1", 0).id == WorkerId("h:1")
+    assert table.at_place("h:2", 1).id == WorkerId("h:2", 3)
+    assert table.at_place("h:2", 2) is None
+    assert table.at_place("gone:1", 0) is None
