@@ -15,6 +15,7 @@ from extproc.adapters.process_group import ProcessPlace, port_of
 from extproc.adapters.prompt_normalizer import PromptNormalizer
 from extproc.config import Config, ConfigError, Limits, Pool, book_of
 from extproc.core.candidates import PoolFacts
+from extproc.core.dp_ranks import learns_rank
 from extproc.core.model_catalog import ModelCatalog, resolve_aliases
 from extproc.core.rollout import Mode
 from extproc.core.types import Member
@@ -158,6 +159,7 @@ def sources_of(pool: Pool) -> list[Source]:
         endpoint="",
         pool=pool.name,
         dp_size=pool.dp_size,
+        dp_start_rank=pool.dp_start_rank,
         kv_events=kv.endpoint if kv.enabled else None,
         kv_replay=kv.replay if kv.enabled else None,
         kv_bind=kv.bind,
@@ -172,6 +174,9 @@ def sources_of(pool: Pool) -> list[Source]:
                         endpoint=str(parse_address(worker.endpoint)),
                         pool=pool.name,
                         dp_size=worker.dp_size or pool.dp_size,
+                        dp_start_rank=(
+                            pool.dp_start_rank if worker.dp_start_rank is None else worker.dp_start_rank
+                        ),
                         kv_events=(worker.kv_events or template.kv_events) if kv.enabled else None,
                         kv_replay=(worker.kv_replay or template.kv_replay) if kv.enabled else None,
                         kv_bind=kv.bind,
@@ -258,8 +263,13 @@ def peer_sources(config: Config) -> list[Source]:
     ]
 
 
-def kv_sources(member: Member, topic: str) -> list[KvSource]:
+def kv_sources(member: Member, topic: str, told_rank: int | None = None) -> list[KvSource]:
     """The KV event streams of a member, one per data-parallel rank.
+
+    Args:
+        member: whose.
+        topic: of its pool.
+        told_rank: what its metrics page calls its only rank (see `core.dp_ranks`): ports are those of that.
 
     Raises:
         ValueError: an address cannot be one of an engine; the message says why.
@@ -268,12 +278,14 @@ def kv_sources(member: Member, topic: str) -> list[KvSource]:
         return []
     # Where the engines connect to us, a wildcard stays one.
     host = "*" if member.kv_bind else parse_address(member.endpoint).host
+    learned = told_rank if learns_rank(member) else None
     sources = []
     for worker in member.workers():
+        rank = worker.dp_rank if learned is None else learned
         events, replay = (
-            None if template is None else resolve_kv_endpoint(template, host, worker.dp_rank)
+            None if template is None else resolve_kv_endpoint(template, host, rank)
             for template in (member.kv_events, member.kv_replay)
         )
         if events is not None:
-            sources.append(KvSource(worker, events, replay, member.kv_bind, topic))
+            sources.append(KvSource(worker, events, replay, member.kv_bind, topic, alone=member.dp_size == 1))
     return sources

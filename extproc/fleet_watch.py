@@ -19,6 +19,7 @@ from extproc.adapters.routing_service import WarmRoutingService
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.assembly import kv_sources, sources_of
 from extproc.config import Config
+from extproc.core.dp_ranks import mismatch, told_rank
 from extproc.core.model_catalog import ModelCatalog
 from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
@@ -46,7 +47,7 @@ class FleetWatch(Assembled):
 
     Attributes:
         subscriber: reads the KV events.
-        scrape_errors: why the last scrape failed, by endpoint, where it did.
+        scrape_errors: by endpoint, why its last scrape failed, or what on its page is not as configured.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class FleetWatch(Assembled):
         self._members: dict[str, tuple[Member, ...]] = {}
         self._discoveries: list[Discovery] = []
         self._complaints: dict[WorkerId, str | None] = {}
+        self._told_ranks: dict[str, int] = {}  # what servers with one rank call it; 0 until one says another
+        self._unfit: dict[str, str] = {}
         self.scrape_errors: dict[str, str] = {}
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
@@ -134,7 +137,8 @@ class FleetWatch(Assembled):
             self._report(f"worker {worker} left")
             self._telemetry.kv_forgotten(worker)
             self._complaints.pop(worker, None)
-            self.scrape_errors.pop(worker.endpoint, None)
+            for known in (self.scrape_errors, self._told_ranks, self._unfit):
+                known.pop(worker.endpoint, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         self._follow_kv_events(members, change.reseeded)
         self.update_health()
@@ -148,7 +152,9 @@ class FleetWatch(Assembled):
         problems: list[str] = []
         for member in members:
             try:
-                sources += kv_sources(member, self._topics[member.pool])
+                sources += kv_sources(
+                    member, self._topics[member.pool], self._told_ranks.get(member.endpoint)
+                )
             except ValueError as error:
                 problems.append(f"{member.endpoint}: {error}")
         try:
@@ -163,6 +169,7 @@ class FleetWatch(Assembled):
     def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
         before = self._not_ready(endpoint)
         self.scrape_errors.pop(endpoint, None)
+        self._compare_ranks(endpoint, by_rank)
         # Their events have not told of it, so what is known of the stream may be another process's.
         others = {one.id for one in self._router.table.restarted(endpoint, by_rank) if not one.kv_reset}
         self._service.finish(*self._router.on_metrics(endpoint, by_rank, self._clock(), self._behind()))
@@ -171,6 +178,26 @@ class FleetWatch(Assembled):
         if before:
             self._report(f"worker {endpoint} is ready again")
             self.update_health()
+
+    def _compare_ranks(self, endpoint: str, ranks: Collection[int]) -> None:
+        """Whether the ranks on a page are those expected, and which one it is if there is only one."""
+        states = self._router.table.at(endpoint)
+        if not states:
+            return
+        member = states[0].member
+        told = told_rank(member, ranks)
+        if told is not None and told != self._told_ranks.get(endpoint, 0):
+            self._told_ranks[endpoint] = told
+            self._report(f"worker {endpoint} is data-parallel rank {told} of its deployment")
+            self._follow_kv_events([one for pool in self._members.values() for one in pool])
+        found = mismatch(member, ranks)
+        if found is not None:
+            text = self.scrape_errors[endpoint] = f"{found.detail}: {found.advice}"
+            if self._unfit.get(endpoint) != text:
+                self._report(f"worker {endpoint}: {text}")
+            self._unfit[endpoint] = text
+        else:
+            self._unfit.pop(endpoint, None)
 
     def _on_scrape_failure(self, endpoint: str, error: str) -> None:
         self.scrape_errors[endpoint] = error

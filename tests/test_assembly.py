@@ -127,6 +127,37 @@ def test_the_events_of_every_rank():
         kv_sources(Member("10.0.0.1:8000", kv_events="tcp://*:0"), "")
 
 
+def test_the_events_of_ranks_that_do_not_begin_at_0():
+    events = {"kv_events": "tcp://*:5557", "kv_replay": "tcp://*:5558"}
+    hybrid = kv_sources(Member("10.0.0.1:8000", dp_size=2, dp_start_rank=2, **events), "", told_rank=7)
+    assert [(one.worker.dp_rank, one.endpoint, one.replay_endpoint) for one in hybrid] == [
+        (2, "tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560"),
+        (3, "tcp://10.0.0.1:5560", "tcp://10.0.0.1:5561"),
+    ]
+    assert [one.alone for one in hybrid] == [False, False]
+
+
+def test_the_events_of_an_only_rank_are_at_the_port_of_the_number_it_is_told_to_have():
+    events = {"kv_events": "tcp://*:5557", "kv_replay": "tcp://*:5558"}
+    (told,) = kv_sources(Member("10.0.0.1:8000", **events), "", told_rank=3)
+    assert (told.worker, told.alone) == (WorkerId("10.0.0.1:8000"), True)
+    assert (told.endpoint, told.replay_endpoint) == ("tcp://10.0.0.1:5560", "tcp://10.0.0.1:5561")
+    (described,) = kv_sources(Member("10.0.0.1:8000", dp_start_rank=2, **events), "", told_rank=3)
+    assert (described.worker.dp_rank, described.endpoint) == (2, "tcp://10.0.0.1:5559")
+
+
+async def test_the_first_rank_of_a_worker_and_of_its_pool():
+    pool = pool_of(
+        dp_start_rank=2,
+        discovery={"static": ["10.0.0.1:8000", {"endpoint": "10.0.0.2:8000", "dp_start_rank": 0}]},
+    )
+    published = []
+    (static,) = sources_of(pool)
+    await static.start(lambda members: published.append(tuple(members)), print)
+    await static.close()
+    assert [member.dp_start_rank for member in published[0]] == [2, 0]
+
+
 def test_revisions_that_differ_in_more_than_weights_have_encoders_of_their_own(tmp_path):
     template = tmp_path / "new.jinja"
     template.write_text("{{ messages[0].content }}")

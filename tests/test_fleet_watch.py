@@ -1,11 +1,12 @@
 import asyncio
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import aiohttp
 import yaml
 
-from extproc.core.types import Completion, Outcome, WorkerId
+from extproc.core.types import Completion, EngineMetrics, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from extproc.sim.time_model import TimeModel
@@ -156,3 +157,55 @@ async def until_async(function, wanted):
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"never {wanted}: {await function()}")
+
+
+def at_rank_0(engine, rank):
+    """The engine, with the KV addresses that its configuration has: of rank 0."""
+
+    def address(endpoint):
+        host, _, port = endpoint.rpartition(":")
+        return f"{host}:{int(port) - rank}"
+
+    return SimpleNamespace(
+        endpoint=engine.endpoint, kv_events=address(engine.kv_events), kv_replay=address(engine.kv_replay)
+    )
+
+
+async def test_an_engine_that_is_one_rank_of_a_deployment_is_heard(tmp_path):
+    """vLLM with an external load balancer: its page, its events and their ports have its number."""
+    async with SimEngine(dp_rank=3) as engine, aiohttp.ClientSession(engine.base_url) as client:
+        async with client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1}) as reply:
+            assert reply.status == 200
+        async with Running(settings(tmp_path, at_rank_0(engine, 3))) as app:
+            (state,) = app.router.table.all()
+            await until(lambda: state.metrics is not None)
+            assert app.says(f"worker {engine.endpoint} is data-parallel rank 3")()
+            await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) > 0)
+            route = await app.ask()
+            assert app.router.ledger.get(route.lease_id).decision.chosen.cached_tokens > 0
+            assert app._watch.scrape_errors == {}
+
+
+async def test_ranks_that_the_configuration_does_not_expect_are_told_of_once(tmp_path):
+    async with SimEngine(dp_rank=3) as engine:
+        pool = {"dp_size": 2, "kv_events": {"enabled": False}}
+        async with Running(settings(tmp_path, engine, pool=pool)) as app:
+            await until(app.says(engine.endpoint, "names data-parallel rank 3", "`dp_start_rank: 3`"))
+            pages = count_calls(app.router, "on_metrics")
+            await until(lambda: len(pages) > 2)
+            assert sum("data-parallel" in line for line in app.said) == 1
+            assert "expects ranks 0 to 1" in app._watch.scrape_errors[engine.endpoint]
+            app._watch._on_metrics(engine.endpoint, dict.fromkeys((0, 1), EngineMetrics()))
+            assert app._watch.scrape_errors == {}
+            app._watch._on_metrics("10.0.0.1:1", {0: EngineMetrics()})  # it has just left
+
+
+def count_calls(owner, name):
+    calls, original = [], getattr(owner, name)
+
+    def counted(*args):
+        calls.append(args)
+        return original(*args)
+
+    setattr(owner, name, counted)
+    return calls

@@ -147,7 +147,7 @@ class DnsDiscovery(StaticDiscovery):
     ) -> None:
         fields = {
             field: getattr(template, field)
-            for field in ("pool", "dp_size", "kv_events", "kv_replay", "kv_bind")
+            for field in ("pool", "dp_size", "dp_start_rank", "kv_events", "kv_replay", "kv_bind")
         }
         super().__init__([Member(endpoint=f"{name}:{port}", **fields)], settings, resolve)
 

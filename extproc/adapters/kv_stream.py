@@ -58,11 +58,12 @@ class KvSource:
     """Where one engine's events come from.
 
     Attributes:
-        worker: who they are about; a data-parallel rank named in a message overrides its rank.
+        worker: who they are about; unless `alone`, a rank named in a message overrides its rank.
         endpoint: ZMQ address to connect to, or with `bind` to listen on.
         replay_endpoint: ZMQ address to ask for missed messages; None: cannot be asked.
         bind: the engine connects to us.
         topic: subscribe to topics that begin so; "" for all.
+        alone: its server hosts no other rank, so whatever rank a message names is this one.
     """
 
     worker: WorkerId
@@ -70,6 +71,7 @@ class KvSource:
     replay_endpoint: str | None = None
     bind: bool = False
     topic: str = ""
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -238,7 +240,7 @@ class KvStream:
     def _rank(self, dp_rank: int | None) -> WorkerId:
         """The worker a message is about; of a rank not heard of before it is told how its stream stands."""
         worker = self.source.worker
-        if dp_rank is None or dp_rank == worker.dp_rank:
+        if self.source.alone or dp_rank is None or dp_rank == worker.dp_rank:
             return worker
         worker = WorkerId(worker.endpoint, dp_rank)
         if worker not in self.workers:

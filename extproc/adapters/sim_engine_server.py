@@ -40,7 +40,8 @@ _BACKLOG = 2048  # connections not yet accepted: uvicorn's default, and so vLLM'
 class SimEngineSettings:
     """How one simulated engine is set up. Ports of 0 take free ones.
 
-    `kv_events_connect` makes the engine dial the listener of its events instead of binding a port.
+    `kv_events_connect` makes the engine dial the listener of its events instead of binding a port. `dp_rank`
+    is the number of its only data-parallel rank, in metrics and KV events; ports are as given all the same.
     """
 
     model_dir: Path
@@ -55,6 +56,7 @@ class SimEngineSettings:
     kv_events_connect: str | None = None
     kv_buffer_batches: int = 10_000
     kv_topic: str = ""
+    dp_rank: int = 0
     force_include_usage: bool = False
     mean_output_tokens: float = 128.0
 
@@ -158,7 +160,10 @@ class SimEngineServer:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encode")
             self._driver = EngineDriver(EngineModel(settings.engine), self._publish)
             self._page = EngineMetricsPage(
-                self.model, settings.served_model_names[0], max_loras=len(settings.adapters)
+                self.model,
+                settings.served_model_names[0],
+                max_loras=len(settings.adapters),
+                engine=settings.dp_rank,
             )
             app = web.Application(client_max_size=_BODY_LIMIT, middlewares=[self._guard])
             app.add_routes(self._routes())
@@ -213,6 +218,7 @@ class SimEngineServer:
             connect=settings.kv_events_connect,
             topic=settings.kv_topic,
             buffer_batches=settings.kv_buffer_batches,
+            dp_rank=settings.dp_rank,
             adapter_ids={name: number for number, name in enumerate(settings.adapters, 1)},
         )
         self.kv_events = self._publisher.events_endpoint
@@ -347,7 +353,7 @@ class SimEngineServer:
             "buffer_steps": self.settings.kv_buffer_batches,
             "topic": self.settings.kv_topic,
         }
-        return web.json_response({"0": source})
+        return web.json_response({str(self.settings.dp_rank): source})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         del request

@@ -39,7 +39,7 @@ class StatusBoard:
         shadow: names of the policies in shadow.
         pools_with_events: pools whose engines should publish KV events.
         access_log_streams: open ones; None: not known.
-        scrape_errors: the last error of each endpoint whose metrics could not be read.
+        scrape_errors: of each endpoint whose metrics could not be read, or name ranks that are not expected.
         journal_error: why the journal ended before its time.
         held: what is held, by pool, where anything may be.
         peers: other replicas; None where there are none.

@@ -47,7 +47,7 @@ class Observed:
         router: the router.
         pools_with_events: pools whose engines should publish KV events.
         stale_after_s: older engine metrics are not used.
-        scrape_errors: the last one of each endpoint.
+        scrape_errors: of each endpoint whose metrics could not be read, or name ranks that are not expected.
         access_log_streams: open ones; None: not known.
         recent: how the last requests were decided and ended.
         log_failures: lines of the decision log that could not be written.

@@ -14,9 +14,12 @@ class KvEvents(Section):
     """Where a pool's engines publish KV events. `*` or no host means the worker's own host."""
 
     enabled: bool = Field(default=True, description="subscribe to KV events")
-    endpoint: KvEndpoint = Field("tcp://*:5557", description="ZMQ PUB endpoint of data-parallel rank 0")
+    endpoint: KvEndpoint = Field(
+        "tcp://*:5557",
+        description="ZMQ PUB endpoint, as in the engines' --kv-events-config; rank r has port + r",
+    )
     replay: KvEndpoint | None = Field(
-        "tcp://*:5558", description="ZMQ replay endpoint of rank 0; null: no replay"
+        "tcp://*:5558", description="ZMQ replay endpoint, likewise; null: no replay"
     )
     bind: bool = Field(default=False, description="the engines connect to us; `endpoint` is our address")
     topic: str = Field("", description="ZMQ topic prefix to subscribe to")
@@ -45,6 +48,7 @@ class StaticWorker(Section):
 
     endpoint: EndpointAddress = Field(description="`host:port`")
     dp_size: Annotated[int, Field(ge=1)] | None = Field(None, description="null: as the pool says")
+    dp_start_rank: Annotated[int, Field(ge=0)] | None = Field(None, description="null: as the pool says")
     kv_events: KvEndpoint | None = Field(None, description="its own KV event endpoint")
     kv_replay: KvEndpoint | None = Field(None, description="its own replay endpoint")
     revision: str | None = Field(None, description="model revision it serves; null: as the pool says")
@@ -123,6 +127,9 @@ class Pool(Section):
     model: Model = Field(default_factory=Model)
     discovery: Discovery
     dp_size: Annotated[int, Field(ge=1)] = Field(1, description="data-parallel ranks behind each endpoint")
+    dp_start_rank: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="number of the first of them; null: 0, or where there is one, what its metrics say"
+    )
     kv_events: KvEvents = Field(default_factory=KvEvents)
     block_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="tokens per KV block until an engine tells; null: claim nothing until then"

@@ -52,19 +52,25 @@ def _kv_events(pool: Pool) -> Iterator[Problem]:
     """Where ranks have successive addresses, all of them must exist."""
     if not pool.kv_events.enabled:
         return
+
+    def last_rank(start: int | None, size: int | None) -> int:
+        """Of a worker; None: as the pool says."""
+        first = (pool.dp_start_rank if start is None else start) or 0
+        return first + (size or pool.dp_size) - 1
+
     given: list[tuple[Where, str | None, int]] = [
-        (("kv_events", "endpoint"), pool.kv_events.endpoint, pool.dp_size),
-        (("kv_events", "replay"), pool.kv_events.replay, pool.dp_size),
+        (("kv_events", "endpoint"), pool.kv_events.endpoint, last_rank(None, None)),
+        (("kv_events", "replay"), pool.kv_events.replay, last_rank(None, None)),
     ]
     for at, worker in enumerate(pool.discovery.static):
         where: Where = ("discovery", "static", at)
-        ranks = worker.dp_size or pool.dp_size
-        given.append(((*where, "kv_events"), worker.kv_events, ranks))
-        given.append(((*where, "kv_replay"), worker.kv_replay, ranks))
-    for inner, endpoint, ranks in given:
+        last = last_rank(worker.dp_start_rank, worker.dp_size)
+        given.append(((*where, "kv_events"), worker.kv_events, last))
+        given.append(((*where, "kv_replay"), worker.kv_replay, last))
+    for inner, endpoint, last in given:
         if endpoint is not None:
             try:
-                resolve_kv_endpoint(endpoint, "*", ranks - 1)
+                resolve_kv_endpoint(endpoint, "*", last)
             except ValueError as error:
                 yield inner, str(error)
 

@@ -30,6 +30,7 @@ _TYPES: Mapping[str, type] = {
     "endpoint": str,
     "pool": str,
     "dp_size": int,
+    "dp_start_rank": int,
     "kv_events": str,
     "kv_replay": str,
     "kv_bind": bool,
@@ -136,11 +137,13 @@ def _member(entry: Any, template: Member) -> Member:
         expected = _TYPES.get(key)
         if expected is None:
             raise ProtocolError(f"{where}: no field {key!r}; known are {', '.join(_TYPES)}")
-        nullable = key in {"kv_events", "kv_replay", "revision"}
+        nullable = key in {"dp_start_rank", "kv_events", "kv_replay", "revision"}
         if type(value) is not expected and not (nullable and value is None):
             raise ProtocolError(f"{where}: {key} must be {expected.__name__}, got {value!r}")
     if entry.get("dp_size", 1) < 1:
         raise ProtocolError(f"{where}: dp_size must be at least 1")
+    if (entry.get("dp_start_rank") or 0) < 0:
+        raise ProtocolError(f"{where}: dp_start_rank must be at least 0")
     try:
         endpoint = str(parse_address(where))
     except AddressError as error:

@@ -66,6 +66,16 @@ async def test_static_names_and_dns_names_are_resolved():
         assert seen.members[-1][1] == Member("10.0.0.2:81", pool="chat", kv_events="tcp://10.0.0.2:5557")
 
 
+async def test_members_of_a_name_have_the_ranks_of_the_template():
+    async def resolve(name):
+        return ["10.0.0.1"]
+
+    template = Member("", dp_size=2, dp_start_rank=2)
+    async with discovering(DnsDiscovery("many", 81, template, QUICK, resolve)) as seen:
+        await until(lambda: seen.members)
+        assert seen.members == [(Member("10.0.0.1:81", dp_size=2, dp_start_rank=2),)]
+
+
 async def test_nothing_is_told_while_nothing_changes():
     lookups = 0
 

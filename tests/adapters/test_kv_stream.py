@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from extproc.adapters.kv_stream import KvSource
 from extproc.core.types import WorkerId
 from extproc.protocol.kv_events import MAX_PAYLOAD_BYTES
 from extproc.protocol.kv_sequence_types import (
@@ -238,3 +239,12 @@ async def test_rank_in_the_message_decides(listener: Listener) -> None:
         publish(publisher)
         await listener.holds(1, third)
         assert third in listener.resets
+
+
+async def test_the_rank_in_a_message_is_the_only_one_that_its_server_has(listener: Listener) -> None:
+    async with VllmPublisher(rank=3) as publisher:
+        publish(publisher, 2)
+        source = KvSource(W, publisher.endpoint, publisher.replay_endpoint, alone=True)
+        listener.subscriber.set_sources([source])
+        await listener.holds(2)
+        assert set(listener.held) == {W}

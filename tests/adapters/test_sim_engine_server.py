@@ -530,3 +530,12 @@ async def test_a_port_that_is_taken_is_a_clear_error() -> None:
         with pytest.raises(WarmrouteError, match="cannot listen on"):
             async with SimEngine(port=engine.server.port):
                 pass
+
+
+async def test_its_rank_is_in_metrics_events_and_sources():
+    async with SimEngine(dp_rank=3) as engine, aiohttp.ClientSession(engine.base_url) as client:
+        async with client.get("/kv_event_sources") as reply:
+            assert set(await reply.json()) == {"3"}
+        async with client.get("/metrics") as reply:
+            page = await reply.text()
+        assert set(parse_engine_metrics(page)) == {3}

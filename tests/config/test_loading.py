@@ -143,3 +143,13 @@ def test_the_index_has_a_ceiling_that_can_be_set_or_taken_away(tmp_path):
     assert load(path).router_settings().max_index_blocks == 8_000_000
     path.write_text(f"{pool}\nlimits: {{index_blocks: 0}}")
     assert load(path).router_settings().max_index_blocks == 0
+
+
+def test_the_first_rank_of_a_pool_and_of_one_worker():
+    config = parse(
+        "pools: [{dp_start_rank: 2, discovery: {static: ['h:1', {endpoint: 'h:2', dp_start_rank: 4}]}}]"
+    )
+    pool = config.pools[0]
+    assert (pool.dp_start_rank, [one.dp_start_rank for one in pool.discovery.static]) == (2, [None, 4])
+    with pytest.raises(ConfigError, match="dp_start_rank"):
+        parse("pools: [{dp_start_rank: -1, discovery: {static: ['h:1']}}]")

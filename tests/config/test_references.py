@@ -164,3 +164,13 @@ def test_every_rank_must_have_its_addresses():
         f"pools: [{pool % 'true'}]"
     )
     parse(f"pools: [{pool % 'false'}]")
+
+
+@pytest.mark.parametrize("start", ["dp_start_rank: 9, discovery: {static: ['h:1']}", "STATIC"])
+def test_ports_are_those_of_ranks_from_the_first_on(start):
+    start = start.replace(
+        "STATIC", "discovery: {static: [{endpoint: 'h:1', kv_events: E, dp_start_rank: 9}]}"
+    )
+    pool = f"{{dp_size: 2, kv_events: {{endpoint: E}}, {start}}}"
+    assert "rank 10 would have port 65536" in error_of(f"pools: [{pool.replace('E', 'tcp://h:65526')}]")
+    parse(f"pools: [{pool.replace('E', 'tcp://h:65525')}]")

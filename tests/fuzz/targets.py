@@ -561,6 +561,7 @@ member_entry = st.fixed_dictionaries(
     {"endpoint": st.sampled_from(["10.0.0.1:8000", "[::1]:80", "x", "a:1"]) | values.tree},
     optional={
         "dp_size": values.scalar,
+        "dp_start_rank": values.scalar,
         "kv_events": values.scalar,
         "cold": values.scalar,
         "zone": values.tree,

@@ -115,6 +115,8 @@ def test_a_health_status_that_is_none_is_no_reason_to_leave_a_worker_out():
         ("[{endpoint: a:1, dp_size: many}]", "dp_size must be int"),
         ("[{endpoint: a:1, dp_size: true}]", "dp_size must be int"),
         ("[{endpoint: a:1, dp_size: 0}]", "dp_size must be at least 1"),
+        ("[{endpoint: a:1, dp_start_rank: -1}]", "dp_start_rank must be at least 0"),
+        ("[{endpoint: a:1, dp_start_rank: third}]", "dp_start_rank must be int"),
         ("[{endpoint: a:1, pool: null}]", "pool must be str"),
         ("[{endpoint: a:1, revision: 2024-13-45}]", "not valid YAML or JSON: month must be in 1..12"),
         ("[{endpoint: a:1, dp_size: !!int ''}]", "not valid YAML"),
@@ -180,3 +182,11 @@ def test_workers_of_the_cold_pool_are_marked_in_either_form():
 def test_a_worker_may_name_the_model_revision_it_serves():
     (one, two) = parse_members("- {endpoint: 'w:1', revision: v2}\n- w:2\n", Member("", revision="v1"))
     assert (one.revision, two.revision) == ("v2", "v1")
+
+
+def test_the_first_rank_of_each():
+    described = "[{endpoint: a:1, dp_size: 2, dp_start_rank: 2}, {endpoint: b:1, dp_start_rank: null}, c:1]"
+    template = member("", dp_start_rank=4)
+    assert [one.dp_start_rank for one in parse_members(described, template)] == [2, None, 4]
+    envoys = CAMEL.replace("dp_size: 2.0", "dp_size: 2.0, dp_start_rank: 2.0")
+    assert parse_members(envoys, TEMPLATE)[0].dp_start_rank == 2
