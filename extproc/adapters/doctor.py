@@ -15,6 +15,7 @@ import msgspec
 
 from extproc.adapters.doctor_findings import Finding, Status
 from extproc.adapters.doctor_probe import probe
+from extproc.adapters.doctor_ranks import check_ranks
 from extproc.adapters.kv_stream import KvSource
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics, Member
@@ -91,6 +92,9 @@ class Doctor:
             yield finding
             engines, finding = await self._metrics(session, who, expected)
             yield finding
+            ranks = check_ranks(member, engines)
+            if ranks is not None:
+                yield ranks
             if not cards:
                 return
             model = next((card.id for card in cards if card.parent is None), cards[0].id)

@@ -22,6 +22,7 @@ from extproc.adapters.doctor_names import (
     salted_pools,
     served_by,
 )
+from extproc.adapters.doctor_ranks import rank_told_by
 from extproc.adapters.kv_stream import KvSource
 from extproc.assembly import kv_sources, load_encoder, load_revisions, sources_of
 from extproc.config import Config, Pool, book_of
@@ -123,7 +124,8 @@ async def _workers(
         revision = revisions[member.endpoint] = _revision(pool, member, served[member.endpoint])
         names = tuple(pool.model.names)
         expected = Expectation(names, pool.block_size, others.get(revision, encoder), revision)
-        async for finding in doctor.examine(member, _sources(member, pool, say), expected):
+        sources = _sources(member, pool, await rank_told_by(member), say)
+        async for finding in doctor.examine(member, sources, expected):
             say(finding)
     described = [other.revision for other in pool.model.revisions]
     for finding in check_revisions(pool.name, pool.model.revision, described, revisions):
@@ -152,10 +154,12 @@ def _revision(pool: Pool, member: Member, cards: Sequence[ModelCard]) -> str:
     return pool.model.revision
 
 
-def _sources(member: Member, pool: Pool, say: Callable[[Finding], None]) -> list[KvSource] | None:
+def _sources(
+    member: Member, pool: Pool, told_rank: int | None, say: Callable[[Finding], None]
+) -> list[KvSource] | None:
     """Where the member's events come from; None when the addresses cannot be right."""
     try:
-        return kv_sources(member, pool.kv_events.topic)
+        return kv_sources(member, pool.kv_events.topic, told_rank)
     except ValueError as error:
         say(
             Finding(

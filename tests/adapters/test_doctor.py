@@ -256,3 +256,12 @@ async def test_one_rank_is_asked_twice_when_there_are_several():
         await examine(engine.endpoint, [], dp_size=2)
         await examine(engine.endpoint, [])
     assert [headers.get(DP_RANK_HEADER) for headers in odd.headers] == ["0", "0", None, None]
+
+
+async def test_ranks_that_are_not_those_configured():
+    async with SimEngine(dp_rank=3) as engine:
+        alone = await examine(engine.endpoint, [])
+        several = await examine(engine.endpoint, [], dp_size=2)
+    assert (alone["ranks"].status, alone["ranks"].detail) == (OK, "data-parallel rank 3")
+    assert several["ranks"].status is FAIL
+    assert "`dp_size: 1` and `dp_start_rank: 3`" in several["ranks"].advice

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -144,3 +145,24 @@ async def test_names_revisions_and_tenants_are_looked_at(tmp_path, capsys):
     assert found["tenant lost", "tenants"] == "fail"
     assert found[engine.endpoint, "isolation"] == "ok"
     assert found["pool default", "revisions"] == "warn"
+
+
+async def test_the_events_of_an_only_rank_are_looked_for_at_its_port(tmp_path, capsys):
+    async with SimEngine(dp_rank=3) as engine:
+        path = config(tmp_path, at_rank_0(engine, 3))
+        assert await run("-c", path) == 0
+    out = capsys.readouterr().out
+    assert "data-parallel rank 3" in out
+    assert "warn" not in out
+
+
+def at_rank_0(engine, rank):
+    """The engine, with the KV addresses that its configuration has: of rank 0."""
+
+    def address(endpoint):
+        host, _, port = endpoint.rpartition(":")
+        return f"{host}:{int(port) - rank}"
+
+    return SimpleNamespace(
+        endpoint=engine.endpoint, kv_events=address(engine.kv_events), kv_replay=address(engine.kv_replay)
+    )
