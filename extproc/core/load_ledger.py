@@ -129,6 +129,7 @@ class LoadLedger:
         self._leases: dict[str, Lease] = {}
         self._books: dict[WorkerId, _Book] = {}
         self._booked_ms: dict[WorkerId, float] = {}
+        self._sent_tokens: dict[WorkerId, int] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -238,6 +239,18 @@ class LoadLedger:
         """Prefill, in milliseconds, that was booked on the lease's worker after it."""
         return max(0.0, self._booked_ms.get(lease.worker, 0.0) - lease.booked_before_ms)
 
+    def sent_tokens(self, worker: WorkerId) -> int:
+        """Uncovered tokens that were sent to `worker`, ever, whatever has become of them."""
+        return self._sent_tokens.get(worker, 0)
+
+    def computed_tokens(self, worker: WorkerId, now: float) -> int:
+        """Of `sent_tokens`, those of prompts whose prefill has ended by `now`. Changes no answer."""
+        sent, book = self.sent_tokens(worker), self._books.get(worker)
+        if book is None:
+            return sent
+        self._advance(book, now)
+        return sent - book.uncovered_tokens
+
     def first_token(self, lease_id: str, now: float) -> Lease | None:
         """The engine has produced this lease's first token: its prefill is over.
 
@@ -309,6 +322,7 @@ class LoadLedger:
         """End every lease of a worker that is gone; returns them."""
         book = self._books.pop(worker, None)
         self._booked_ms.pop(worker, None)
+        self._sent_tokens.pop(worker, None)
         if book is None:
             return ()
         for lease_id in book.leases:
@@ -331,6 +345,7 @@ class LoadLedger:
         lease.booked_before_ms = self._booked_ms[worker] = self._booked_ms.get(worker, 0.0) + prefill_ms
         book.leases[lease.id] = lease
         book.sequences += lease.sequences
+        self._sent_tokens[worker] = self._sent_tokens.get(worker, 0) + lease.uncovered_tokens
         book.prompt_tokens += lease.decision.request.prompt_tokens
         book.private_prompt_tokens += lease.private_prompt_tokens
         book.clock.announce(lease.run, now, lease.prefill_end - now)

@@ -7,13 +7,13 @@ release anything, and then only the smallest shortage seen in that time.
 
 vLLM counts at the end of a step what that step has seen. While one takes long, or the engine hangs, whoever
 came since is in no count. So a lease is judged when the engine has ended two steps after it (the second has
-begun after it, too), which changing figures tell; or, as an idle engine has no steps, after `silent_s`,
-unless its figures stand still with requests running.
+begun after it, too), which changing figures tell (see `extproc.core.engine_steps`); or, as an idle engine has
+no steps, after `silent_s`, unless its figures stand still with requests running.
 """
 
-import math
 from dataclasses import dataclass, field
 
+from extproc.core.engine_steps import EngineSteps
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.types import EngineMetrics, WorkerId
 
@@ -22,16 +22,6 @@ from extproc.core.types import EngineMetrics, WorkerId
 class _Shortage:
     rounds: int
     smallest: int
-
-
-@dataclass(slots=True)
-class _Steps:
-    """When an engine was seen to work: the scrapes before the last two between which figures changed."""
-
-    figures: tuple[float | None, ...]
-    scraped_at: float
-    last: float = -math.inf
-    last_but_one: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -49,14 +39,15 @@ class Reconciler:
     settle_s: float = 3.0
     rounds: int = 3
     silent_s: float = 20.0
-    _steps: dict[WorkerId, _Steps] = field(default_factory=dict)
     _short: dict[WorkerId, _Shortage] = field(default_factory=dict)
 
-    def check(self, worker: WorkerId, metrics: EngineMetrics, now: float) -> tuple[str, ...]:
-        """Ids of leases on `worker` to release as lost, after one more scrape of it."""
+    def check(
+        self, worker: WorkerId, metrics: EngineMetrics, steps: EngineSteps, now: float
+    ) -> tuple[str, ...]:
+        """Ids of leases on `worker` to release as lost, after one more scrape of it that `steps` know of."""
         if metrics.running is None or metrics.waiting is None:
             return ()
-        judged_before = min(now - self.settle_s, self._seen_until(worker, metrics, now))
+        judged_before = min(now - self.settle_s, self._seen_until(metrics, steps, now))
         leases = self.ledger.leases(worker)
         settled = [x for x in leases if x.sequences and x.admitted_at <= judged_before]
         # The sequences of one request end one by one: no more than one of each can be missed.
@@ -74,30 +65,15 @@ class Reconciler:
         settled.sort(key=lambda x: (x.stream_ended_at is None, x.admitted_at))
         return tuple(lease.id for lease in settled[: seen.smallest])
 
-    def _seen_until(self, worker: WorkerId, metrics: EngineMetrics, now: float) -> float:
+    def _seen_until(self, metrics: EngineMetrics, steps: EngineSteps, now: float) -> float:
         """What was admitted until then is in the engine's counts, if the engine has it."""
         if metrics.generation_tokens is None:
             return now  # it does not tell its steps
-        figures = (
-            metrics.generation_tokens,
-            metrics.prompt_tokens,
-            metrics.prefix_cache_queries,
-            metrics.running,
-            metrics.waiting,
-            metrics.kv_usage,
-        )
-        steps = self._steps.get(worker)
-        if steps is None:
-            steps = self._steps[worker] = _Steps(figures, now)
-        elif figures != steps.figures:
-            steps.last_but_one, steps.last = steps.last, steps.scraped_at
-            steps.figures = figures
-        steps.scraped_at = now
+        until = steps.last_but_one.at
         if metrics.running:  # it has steps, and would tell: it hangs
-            return steps.last_but_one
-        return max(steps.last_but_one, now - self.silent_s)
+            return until
+        return max(until, now - self.silent_s)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self._short.pop(worker, None)
-        self._steps.pop(worker, None)

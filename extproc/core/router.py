@@ -23,6 +23,7 @@ from extproc.core.destinations import destinations, taken_by
 from extproc.core.editions import build as build_editions
 from extproc.core.editions import quote
 from extproc.core.engine_shares import EngineShares
+from extproc.core.engine_steps import Mark
 from extproc.core.errors import NoEndpointError
 from extproc.core.evictions import Evictions
 from extproc.core.kv_chain import EventHashes, event_chain
@@ -431,17 +432,21 @@ class Router:
         told = self.table.on_metrics(endpoint, by_rank, now)
         for worker, metrics in told.items():
             self.adapters.on_metrics(worker, metrics.adapters, metrics.max_adapters)
-        for state in self.table.at(endpoint):
-            if state.id in told:
-                theirs = self.peers.load(state.id, now)
-                self.learned.seen(state.id, self._waiting(state, now), now)
-                state.note_foreign(self.ledger.sequences(state.id) + theirs.sequences)
-                state.note_stalled(self.ledger.load(state.id, now).prefilling + theirs.prefilling)
-                self._candidates.told(state.id)
-                self._candidates.changed(state.id)
         lost: list[str] = []
-        for worker, metrics in told.items() if not behind else ():
-            lost += self._reconciler.check(worker, metrics, now)
+        for state in self.table.at(endpoint):
+            seen = told.get(state.id)
+            if seen is None:
+                continue
+            theirs = self.peers.load(state.id, now)
+            computed = self.ledger.computed_tokens(state.id, now)
+            state.steps.note(seen, Mark(now, computed, theirs.context_tokens))
+            self.learned.seen(state.id, self._waiting(state, now), now)
+            state.note_foreign(self.ledger.sequences(state.id) + theirs.sequences)
+            state.note_stalled(self.ledger.load(state.id, now).prefilling + theirs.prefilling)
+            self._candidates.told(state.id)
+            self._candidates.changed(state.id)
+            if not behind:
+                lost += self._reconciler.check(state.id, seen, state.steps, now)
         return self._release_lost(lost, "the engine no longer has it", now)
 
     def on_scrape_failure(self, endpoint: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from extproc.core.dp_ranks import by_worker
+from extproc.core.engine_steps import EngineSteps
 from extproc.core.types import EngineMetrics, Member, WorkerId
 
 
@@ -31,6 +32,7 @@ class WorkerState:
     joined_at: float
     metrics: EngineMetrics | None = None
     metrics_at: float | None = None
+    steps: EngineSteps = field(default_factory=EngineSteps)  # what its metrics are of
     foreign: ForeignLoad | None = None  # what the last two scrapes agree on
     foreign_seen: ForeignLoad | None = None  # as the last scrape looked
     left_waiting: int = 0  # requests at the last scrape that booked prefill does not explain

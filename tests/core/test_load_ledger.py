@@ -165,6 +165,20 @@ def test_shared_blocks_are_private_to_nobody():
     assert (load.context_tokens, load.private_tokens) == (200, 40)
 
 
+def test_it_is_known_how_many_tokens_were_sent_and_how_many_of_them_computed():
+    ledger = LoadLedger()
+    assert (ledger.sent_tokens(worker(0)), ledger.computed_tokens(worker(0), 0.0)) == (0, 0)
+    admit(ledger, "a", uncovered=300, prefill_ms=100.0)
+    admit(ledger, "b", uncovered=500, prefill_ms=100.0)
+    seen = [ledger.computed_tokens(worker(0), now) for now in (0.0, 0.15, 0.25)]
+    assert (seen, ledger.sent_tokens(worker(0))) == ([0, 300, 800], 800)
+    ledger.release("a", 1.0)
+    ledger.release("b", 1.0)
+    assert ledger.sent_tokens(worker(0)) == ledger.computed_tokens(worker(0), 1.0) == 800
+    ledger.drop_worker(worker(0))
+    assert ledger.sent_tokens(worker(0)) == 0
+
+
 def test_reading_a_load_costs_the_same_however_many_leases_there_are():
     class Counting(dict):
         reads = 0

@@ -1,13 +1,29 @@
+from extproc.core.engine_steps import EngineSteps, Mark
 from extproc.core.load_ledger import LoadLedger
 from extproc.core.reconcile import Reconciler
 from tests.support.core import decision, metrics, worker
+
+
+class Watch:
+    """A reconciler, and the steps of the one engine it is told of."""
+
+    def __init__(self, reconciler):
+        self.reconciler, self.steps = reconciler, EngineSteps()
+
+    def check(self, where, seen, now):
+        self.steps.note(seen, Mark(now, 0, 0))
+        return self.reconciler.check(where, seen, self.steps, now)
+
+    def forget(self, where):
+        self.reconciler.forget(where)
+        self.steps = EngineSteps()
 
 
 def setup(count, now=0.0):
     ledger = LoadLedger()
     for n in range(count):
         ledger.admit(decision(str(n), 0, now=now + n / 10), 1, (), now + n / 10, 1e9)
-    return ledger, Reconciler(ledger, settle_s=3.0, rounds=3)
+    return ledger, Watch(Reconciler(ledger, settle_s=3.0, rounds=3))
 
 
 def scrape(reconciler, now, *, running=0, waiting=0):
