@@ -13,7 +13,7 @@ figure that is not known; a worker on which nothing runs is never full, whatever
 
 The queue is that of `extproc.core.cost`, without what every request waits for (the step under way, its
 adapter). Memory is what open requests are expected to hold by now, at most what the engine said of itself and
-what is queued for prefill: what was sent and computed since that scrape is seen at the next one. What other
+what may have been sent there without being in its figures yet (see `extproc.core.engine_steps`). What other
 replicas tell that they have sent counts like our own.
 
 A request is *held* when every worker that may serve it is full. That is a gate and no cap: where one worker
@@ -114,8 +114,8 @@ class Saturation:
         private = load.private_tokens + theirs.private_tokens
         held = float(private + size * router.index.reserved_blocks(state.id))
         if metrics.kv_usage is not None:
-            queued = load.queued_prefill_tokens + theirs.queued_prefill_tokens
-            held = min(held, metrics.kv_usage * capacity + queued)
+            unseen = state.steps.unseen(router.ledger.sent_tokens(state.id), theirs)
+            held = min(held, metrics.kv_usage * capacity + unseen)
         return held / capacity
 
     def workers(self, pool: str, now: float) -> list[tuple[WorkerId, Full | None]]:

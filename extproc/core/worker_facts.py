@@ -107,8 +107,12 @@ class FactsReader:
             capacity = metrics.num_gpu_blocks * size
             unused = max(0, capacity - resident * size)
             if metrics.kv_usage is not None:
-                # Requests that share a prefix hold it once; what was sent since is not in its count.
-                held = min(held, round(metrics.kv_usage * capacity) + round(queued_tokens))
+                # Requests that share a prefix hold it once, and the engine counts them so.
+                told = round(metrics.kv_usage * capacity)
+                # What it has not counted yet is at least what is queued; it is looked up where it matters.
+                if held > told + queued_tokens:
+                    unseen = state.steps.unseen(self.ledger.sent_tokens(worker), theirs)
+                    held = min(held, told + round(unseen))
         facts = WorkerFacts(
             terms.ttft.coefficients(worker),
             queued_ms,

@@ -2,6 +2,7 @@ import pytest
 
 from extproc.core.candidates import CandidateBuilder, PoolFacts
 from extproc.core.cost import CostSettings
+from extproc.core.engine_steps import Mark
 from extproc.core.hashing import token_array
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
@@ -111,7 +112,11 @@ def test_a_prefix_that_many_requests_share_is_held_once():
     full = {"num_gpu_blocks": 1000}
     fleet.table.on_metrics(worker(0).endpoint, {0: metrics(**full)}, 1.0)
     assert fleet.build(request(PROMPT))[0][worker(0)].cost.kv_risk_ms > 0.0
-    fleet.table.on_metrics(worker(0).endpoint, {0: metrics(kv_usage=0.4, **full)}, 1.0)
+    told = metrics(kv_usage=0.4, **full)
+    fleet.table.on_metrics(worker(0).endpoint, {0: told}, 1.0)
+    for at in (1.0, 2.0):
+        computed = fleet.builder.ledger.computed_tokens(worker(0), at)
+        fleet.table.get(worker(0)).steps.note(told, Mark(at, computed, 0))
     assert fleet.build(request(PROMPT))[0][worker(0)].cost.kv_risk_ms == 0.0
 
 

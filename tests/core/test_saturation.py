@@ -3,6 +3,7 @@ import random
 import pytest
 
 from extproc.core.candidates import PoolFacts
+from extproc.core.cost import CostSettings
 from extproc.core.peer_loads import PeerNews, ToldLoad
 from extproc.core.policies import POLICIES
 from extproc.core.router import Router
@@ -16,14 +17,14 @@ NONE = RoomSettings(max_queue_ms=None, max_kv_usage=None)
 class Fleet:
     """A router whose workers prefill 1,000 tokens a second, at time 0."""
 
-    def __init__(self, count=2, settings=NONE, **fields):
+    def __init__(self, count=2, settings=NONE, costs=COSTS, **fields):
         numbers = iter(range(10**6))
         self.router = Router(
-            POLICIES["token-load"](COSTS),
+            POLICIES["token-load"](costs),
             random.Random(1),
             new_lease_id=lambda: f"l{next(numbers)}",
             pools={"default": PoolFacts("model", "tokenizer", 16)},
-            costs=COSTS,
+            costs=costs,
         )
         self.router.on_membership(members(count, **fields), 0.0)
         self.saturation = Saturation(self.router, settings)
@@ -105,13 +106,96 @@ def test_blocks_are_of_the_configured_size_until_the_engine_tells():
     assert fleet.saturation.kv_usage(fleet.router.table.get(worker(0)), 0.0) == 0.0
 
 
-def test_memory_is_no_more_than_the_engine_says_and_what_was_sent_since():
-    fleet = Fleet(1, RoomSettings(max_queue_ms=None, max_kv_usage=0.5))
-    fleet.send(900)
-    fleet.scraped(0, 10.0, num_gpu_blocks=100, kv_usage=0.1)  # it shares prefixes that we do not know of
-    state = fleet.router.table.get(worker(0))
-    assert fleet.saturation.kv_usage(state, 10.0) == pytest.approx(0.1)
-    assert fleet.saturation.kv_usage(state, 60.0) is None
+class OneEngine(Fleet):
+    """A worker of 100,000 tokens, half full at time 3, that prefills 40,000 a second."""
+
+    def __init__(self):
+        super().__init__(1, costs=CostSettings(prefill_tokens_per_s=40_000.0))
+        for _ in range(20):
+            self.send(2500)
+        for now in range(4):
+            self.told(now, 0.0 if now == 0 else 0.5)
+
+    def told(self, now, usage, generated=None):
+        """A scrape finds another figure of generated tokens each time, unless it is given."""
+        figures = {"num_gpu_blocks": 6250, "kv_usage": usage, "running": 20}
+        self.scraped(0, now, generation_tokens=now if generated is None else generated, **figures)
+
+    def burst(self, now, count=15, tokens=2400):
+        for _ in range(count):
+            self.send(tokens, now)
+
+    def usage(self, now):
+        """As admission sees it, and as a price does, which must be the same."""
+        usage = self.saturation.kv_usage(self.router.table.get(worker(0)), now)
+        priced = self.router.quote(request(prompt_tokens=16), worker(0), now).priced.worker
+        assert priced.held_tokens / priced.capacity_tokens == pytest.approx(usage, abs=1e-4)
+        return usage
+
+
+def test_memory_is_no_more_than_the_engine_says():
+    fleet = OneEngine()  # whose requests share prefixes that we do not know of
+    fleet.told(4, 0.1)
+    fleet.told(5, 0.1)
+    assert fleet.usage(5.0) == pytest.approx(0.1)
+    assert fleet.saturation.kv_usage(fleet.router.table.get(worker(0)), 60.0) is None
+
+
+def test_what_was_sent_and_computed_since_the_last_scrape_is_held():
+    fleet = OneEngine()
+    fleet.burst(3.05)
+    for now in (3.06, 3.5, 3.99):
+        assert fleet.usage(now) == pytest.approx(0.86, abs=0.01)
+    fleet.told(4, 0.5)  # of a step that began before
+    assert fleet.usage(4.5) == pytest.approx(0.86, abs=0.01)
+
+
+def test_what_waited_for_its_prefill_then_and_is_computed_by_now_is_held():
+    fleet = OneEngine()
+    fleet.burst(2.99)
+    fleet.told(3, 0.5, generated=3.5)
+    fleet.told(3.1, 0.5)
+    assert fleet.usage(3.98) == pytest.approx(0.86, abs=0.01)
+
+
+def test_an_engine_that_hangs_fills_up():
+    fleet = OneEngine()
+    for now in range(4, 15):
+        fleet.told(now, 0.5, generated=3)
+        fleet.burst(now + 0.1, count=1, tokens=4000)
+        assert fleet.usage(now + 0.9) == pytest.approx(0.5 + 0.04 * (now - 3), abs=0.01)
+    fleet.told(15, 0.5)  # it goes on, with what came meanwhile
+    assert fleet.usage(15.9) == pytest.approx(0.94, abs=0.01)
+
+
+def test_an_engine_that_hangs_counts_however_many_were_sent():
+    fleet = OneEngine()
+    for now in range(4, 24):
+        fleet.told(now, 0.5, generated=3)
+        fleet.burst(now + 0.1, count=100, tokens=20)
+    assert fleet.usage(24.0) >= 0.5 + 2000 * 20 / 100_000
+
+
+def test_requests_that_share_a_prefix_hold_it_once_as_soon_as_a_step_has_told():
+    fleet = OneEngine()
+    fleet.burst(3.05)
+    fleet.told(4, 0.53)
+    fleet.told(5, 0.53)
+    assert fleet.usage(5.5) == pytest.approx(0.53)
+    fleet.burst(5.6, count=1)
+    assert fleet.usage(5.9) == pytest.approx(0.53 + 0.024)
+
+
+def test_what_other_replicas_have_sent_since_is_held():
+    fleet = OneEngine()
+    for number, (at, context, queued) in enumerate(((2.5, 1000, 0.0), (3.1, 37_000, 36_000.0))):
+        told = ToldLoad(15, 0, context, context, queued / 40.0, queued, 30.0)
+        news = PeerNews("b", 1, number, whole=False, loads=((worker(0), told),))
+        fleet.router.on_peer_news(news, at)
+        if not number:
+            fleet.told(2.6, 0.5)
+            fleet.told(3, 0.5)
+    assert fleet.usage(4.1) == pytest.approx(0.86, abs=0.01)
 
 
 def test_what_the_engine_keeps_waiting_counts_where_it_is_bounded():

@@ -3,6 +3,7 @@ import pytest
 from extproc.core.adapter_slots import AdapterSlots
 from extproc.core.cost import CostSettings
 from extproc.core.engine_shares import EngineShares
+from extproc.core.engine_steps import Mark
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
 from extproc.core.load_ledger import LoadLedger
@@ -77,6 +78,23 @@ def test_memory_is_what_metrics_and_events_tell():
     facts = fleet.read().facts
     assert (facts.capacity_tokens, facts.unused_tokens) == (100 * BLOCK, 90 * BLOCK)
     assert fleet.read(now=9.0).facts.capacity_tokens is None  # too old to mean anything
+
+
+def test_memory_in_use_is_what_is_expected_and_no_more_than_the_engine_tells_and_has_not_seen():
+    fleet = Fleet()
+    for number in range(4):
+        fleet.ledger.admit(decision(str(number), prompt_tokens=400, prefill_ms=0.0), 1, (), 0.0, 1e9)
+    steps = fleet.state().steps
+    for now in (0.5, 1.5):
+        fleet.scrape(0, now, num_gpu_blocks=1000, kv_usage=0.05)
+        computed = fleet.ledger.computed_tokens(worker(0), now)
+        steps.note(fleet.state().metrics, Mark(now, computed, 0))
+    assert fleet.read(now=1.5).facts.held_tokens == 0.05 * 1000 * BLOCK
+    fleet.ledger.admit(decision("since", prompt_tokens=500, prefill_ms=0.0, uncovered=500), 1, (), 1.6, 1e9)
+    assert fleet.read(now=1.7).facts.held_tokens == 0.05 * 1000 * BLOCK + 500
+    for number in range(3):
+        fleet.ledger.release(str(number), 1.8)
+    assert fleet.read(now=1.9).facts.held_tokens == 400 + 500
 
 
 def test_who_has_not_told_lately_is_as_bad_as_the_worst_that_has():
