@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from extproc.core.load_ledger import Lease
+from extproc.core.rollout import Mode
 from extproc.core.types import Completion, Outcome
+
+_BAD_STATUS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +58,17 @@ def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
     # A retry took the request elsewhere: the first choice refused it or died under it.
     retried = (completion.attempts or 1) > 1
     return (chosen,) if retried and served is not None and served != chosen else ()
+
+
+def served_at(lease: Lease, completion: Completion) -> str | None:
+    """The endpoint that has given this request a whole and good answer; None: none has, or it is not known.
+
+    First tokens do not tell: whether an answer is a good one is not said with them.
+    """
+    if completion.outcome is not Outcome.FINISHED or completion.status is None:
+        return None
+    if completion.status >= _BAD_STATUS:
+        return None
+    if completion.served_by is None and lease.decision.request.mode is Mode.OBSERVE:
+        return None  # the gateway sent it where it liked
+    return completion.served_by or lease.decision.chosen.worker.endpoint

@@ -31,7 +31,7 @@ from extproc.core.kv_transfer import EnginePart
 from extproc.core.learned import Learned
 from extproc.core.left_early import LeftEarly
 from extproc.core.load_ledger import Lease, LoadLedger
-from extproc.core.outcomes import Released, suspects
+from extproc.core.outcomes import Released, served_at, suspects
 from extproc.core.peer_loads import NOMINAL_OUTPUT, PeerLoads, PeerNews
 from extproc.core.peer_prefixes import PeerPrefixes
 from extproc.core.peer_teller import LoadTeller, told_load
@@ -66,7 +66,7 @@ class RouterSettings:
         lease_expiry_s: a lease with no sign of life for this long is released as lost.
         stream_grace_s: how long after its ext_proc stream ended a lease waits for its access log entry,
             when no access log stream is open.
-        failure_limit: scrapes in a row that must fail before a worker is not ready.
+        failure_limit: failed scrapes in a row that must count before a worker is not ready.
         unreachable_s: how long a failed connection keeps a worker out when no scrape clears it.
         peer_fade_after_s: a replica that has been silent for so long counts for less and less.
         peer_gone_after_s: and after so long for nothing.
@@ -183,7 +183,7 @@ class Router:
         """Choose a worker for `request` and take a lease on it. `mark` is told when `match` is over.
 
         Raises:
-            NoEndpointError: no ready worker may serve it.
+            NoEndpointError: no worker that may serve it is ready, or could be reached at least.
         """
         ready = self.table.ready(request.pool, request.subset, now)
         states = self.adapters.eligible(ready, request.namespace.adapter)
@@ -329,6 +329,7 @@ class Router:
             completion = replace(completion, served_by=lease.served_by)
         for endpoint in suspects(lease, completion):
             self.table.on_connect_failure(endpoint, now)
+        self._served(lease, completion, now)
         released = Released(lease, completion, now, self._forget_request(lease_id, lease.worker))
         self._sent.end(released)
         self.errors.observe(released)
@@ -450,8 +451,18 @@ class Router:
         return self._release_lost(lost, "the engine no longer has it", now)
 
     def on_scrape_failure(self, endpoint: str) -> bool:
-        """A scrape failed. True when the worker stopped being ready because of it."""
+        """A scrape failed: the server was not reached. True when that made it not ready."""
         return self.table.on_scrape_failure(endpoint)
+
+    def on_page_failure(self, endpoint: str, began: float, *, slow: bool) -> bool:
+        """A scrape failed though the server was reached. True when that made it not ready.
+
+        Args:
+            endpoint: where.
+            began: when that scrape did.
+            slow: its page did not come in time; else there was an answer that is none.
+        """
+        return self.table.on_page_failure(endpoint, began, slow=slow)
 
     def on_peer_news(self, news: PeerNews, now: float) -> None:
         """Another replica told what it has on the workers."""
@@ -531,6 +542,12 @@ class Router:
         steps = self.learned.steps.of(state.member.pool).coefficients
         return steps.tpot_ms(sequences + others, context_tokens)
 
+    def _served(self, lease: Lease, completion: Completion, now: float) -> None:
+        """A worker that has served a request is alive, however slow its metrics page is."""
+        endpoint = served_at(lease, completion)
+        if endpoint is not None:
+            self.table.on_served(endpoint, now)
+
     def _forget_request(self, lease_id: str, worker: WorkerId) -> int | None:
         """What is kept beside the lease of a request that has ended; blocks evicted while it was there."""
         self.tenant_shares.release(lease_id)
@@ -561,6 +578,7 @@ class Router:
         lease = self.observed.release(lease_id, now)
         if lease is None:
             return None
+        self._served(lease, completion, now)
         served = lease.worker if completion.served_by is None else WorkerId(completion.served_by)
         return Released(lease, completion, now, self.evictions.end(lease_id, served))
 

@@ -26,7 +26,8 @@ class WorkerSnapshot:
         generation: how often any worker has joined up to and including this one's joining.
         joined_s: seconds since it joined.
         ready: whether requests may go there.
-        scrape_failures: in a row.
+        last_resort: they do so only because no worker of its pool is ready by itself.
+        scrape_failures: in a row, whether they count or not.
         unreachable_s: seconds since the proxy could not reach it; None: it can.
         metrics: its own figures at the last good scrape.
         metrics_age_s: seconds since then.
@@ -53,6 +54,7 @@ class WorkerSnapshot:
     generation: int
     joined_s: float
     ready: bool
+    last_resort: bool
     scrape_failures: int
     unreachable_s: float | None
     metrics: EngineMetrics | None
@@ -125,9 +127,10 @@ def snapshot(router: Router, now: float) -> RouterSnapshot:
     """Everything at `now`."""
     states = router.table.all()
     names = dict.fromkeys([*router.pools, *(state.member.pool for state in states)])
+    sent_to = {state.id for name in names for state in router.table.ready(name, None, now)}
     return RouterSnapshot(
         policy=router.policy,
-        workers=tuple(_worker(router, state, now) for state in states),
+        workers=tuple(_worker(router, state, state.id in sent_to, now) for state in states),
         pools=tuple(_pool(router, name) for name in names),
         distinct_blocks=router.index.distinct_blocks,
         open_requests=len(router.ledger),
@@ -150,7 +153,7 @@ def _pool(router: Router, name: str) -> PoolSnapshot:
     )
 
 
-def _worker(router: Router, state: WorkerState, now: float) -> WorkerSnapshot:
+def _worker(router: Router, state: WorkerState, sent_to: bool, now: float) -> WorkerSnapshot:
     worker, since = state.id, state.unreachable_since
     belief = router.trust.belief(worker, now)
     divergence = router.trust.diagnosis(worker, now)
@@ -160,7 +163,8 @@ def _worker(router: Router, state: WorkerState, now: float) -> WorkerSnapshot:
         pool=state.member.pool,
         generation=state.generation,
         joined_s=max(0.0, now - state.joined_at),
-        ready=router.table.is_ready(state, now),
+        ready=sent_to,
+        last_resort=sent_to and not router.table.is_ready(state, now),
         scrape_failures=state.scrape_failures,
         unreachable_s=None if since is None else max(0.0, now - since),
         metrics=state.metrics,

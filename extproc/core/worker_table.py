@@ -1,13 +1,36 @@
 """Who is there, and what each worker last said about itself, with its age.
 
-A worker is **ready** unless something said otherwise: `failure_limit` scrapes in a row failed, or the
-proxy could not connect to it since the last good scrape. One failed scrape proves nothing. A worker that
-leaves and comes back gets a new generation, so nothing that belonged to the old one touches the new.
+A worker is **ready** unless something said otherwise: `failure_limit` scrapes in a row count against it, or
+the proxy could not connect to it since the last good scrape. One failed scrape proves nothing. How the last
+one failed says what a worker is that is not ready:
+
+    SLOW         it was connected to, and its page did not come in time
+    UNREADABLE   it answered, but with an error, or with something that is no metrics page
+    OUT          it refused the connection, cut it, or could not be connected to
+
+One process serves the page and the answers, so under load the page may come too late from a worker that
+serves perfectly well. A request that is served to its end therefore takes back the failures before it, where
+the last of them was of a slow page, and one that was served since a scrape began takes back that scrape's.
+Whoever refuses connections may still finish what it has begun, and an error may come from a proxy before it:
+that is taken back by a good scrape only.
+
+Requests go to
+
+1. those that are ready, as long as the page of one of them can be read;
+2. else all that are slow, whether they have just served something or not: who was sent nothing has nothing to
+   show, and the others would take all;
+3. else those that are unreadable.
+
+Better these than to refuse a request. Who is out gets none.
+
+A worker that leaves and comes back gets a new generation, so nothing that belonged to the old one touches the
+new.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 from extproc.core.dp_ranks import by_worker
@@ -20,6 +43,15 @@ class ForeignLoad(NamedTuple):
 
     waiting: int
     running: int
+
+
+class Readiness(IntEnum):
+    """How fit a worker is to be sent requests, the fittest first. See the module."""
+
+    READY = 0
+    SLOW = 1
+    UNREADABLE = 2
+    OUT = 3
 
 
 @dataclass(slots=True)
@@ -36,7 +68,10 @@ class WorkerState:
     foreign: ForeignLoad | None = None  # what the last two scrapes agree on
     foreign_seen: ForeignLoad | None = None  # as the last scrape looked
     left_waiting: int = 0  # requests at the last scrape that booked prefill does not explain
-    scrape_failures: int = 0
+    scrape_failures: int = 0  # in a row
+    strikes: int = 0  # those of them that count
+    failed_as: Readiness = Readiness.OUT  # what the last of them makes of it
+    served_at: float | None = None  # it last served a request to its end
     unreachable_since: float | None = None
     revision: str | None = None  # of the model it serves; None: not known
     kv_trusted: bool = False
@@ -98,6 +133,22 @@ class WorkerState:
         return self.metrics
 
 
+class _Fit(NamedTuple):
+    """Workers of a pool that may be sent requests.
+
+    Attributes:
+        best: where requests go that any of the pool may serve: one of the other lists.
+        ready: as the module says.
+        slow: these, and those that are ready though their pages cannot be read.
+        unreadable: as the module says.
+    """
+
+    best: list[WorkerState]
+    ready: list[WorkerState]
+    slow: list[WorkerState]
+    unreadable: list[WorkerState]
+
+
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
     """What an update did."""
@@ -107,12 +158,15 @@ class MembershipChange:
     reseeded: tuple[WorkerId, ...] = ()  # that stayed, with another model revision
 
 
+_NOBODY = _Fit([], [], [], [])
+
+
 @dataclass(slots=True)
 class WorkerTable:
     """All workers of all pools.
 
     Args:
-        failure_limit: scrapes in a row that must fail before a worker is not ready.
+        failure_limit: failed scrapes in a row that must count before a worker is not ready.
         unreachable_s: seconds after which a failed connection is forgiven although no scrape succeeded
             (for fleets whose metrics cannot be reached).
     """
@@ -121,9 +175,9 @@ class WorkerTable:
     unreachable_s: float = 10.0
     _workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     _by_endpoint: dict[str, list[WorkerState]] = field(default_factory=dict)
+    # Who may be sent requests, by pool; until when, and as long as nothing is heard that changes it.
+    _ready: dict[str, tuple[float, _Fit]] = field(default_factory=dict)
     _generation: int = 0
-    # Ready workers by pool, until when, and as long as nothing is heard that changes it.
-    _ready: dict[str, tuple[float, list[WorkerState]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -179,7 +233,7 @@ class WorkerTable:
         for state in self._by_endpoint.get(endpoint, ()):
             if state.scrape_failures >= self.failure_limit or state.unreachable_since is not None:
                 self._ready.clear()
-            state.scrape_failures = 0
+            state.scrape_failures = state.strikes = 0
             state.unreachable_since = None
             metrics = told.get(state.id)
             if metrics is not None:
@@ -204,14 +258,45 @@ class WorkerTable:
         return by_worker([state.id for state in self._by_endpoint.get(endpoint, ())], by_rank)
 
     def on_scrape_failure(self, endpoint: str) -> bool:
-        """A scrape of `endpoint` failed. True when this one made it not ready."""
-        states = self.at(endpoint)
-        for state in states:
+        """A scrape of `endpoint` failed: it was not reached. True when this one made it not ready."""
+        return self._strike(endpoint, Readiness.OUT, math.inf)
+
+    def on_page_failure(self, endpoint: str, began: float, *, slow: bool) -> bool:
+        """A scrape of `endpoint` failed though it was reached. True when this one made it not ready.
+
+        Args:
+            endpoint: where.
+            began: when that scrape did.
+            slow: its page did not come in time; else there was an answer that is none.
+        """
+        if slow:
+            return self._strike(endpoint, Readiness.SLOW, began)
+        return self._strike(endpoint, Readiness.UNREADABLE, math.inf)
+
+    def _strike(self, endpoint: str, failed_as: Readiness, began: float) -> bool:
+        """A scrape failed; what was served since `began` takes that back."""
+        left = changed = False
+        for state in self._by_endpoint.get(endpoint, ()):
+            before = self._by_scrapes(state)
+            served = state.served_at is not None and state.served_at >= began
             state.scrape_failures += 1
-        left = any(state.scrape_failures == self.failure_limit for state in states)
-        if left:
+            state.strikes = 0 if served else state.strikes + 1
+            state.failed_as = failed_as
+            after = self._by_scrapes(state)
+            left |= before is Readiness.READY and after is not before
+            changed |= before is not after or state.scrape_failures == self.failure_limit
+        if changed:
             self._ready.clear()
         return left
+
+    def on_served(self, endpoint: str, now: float) -> None:
+        """`endpoint` has served a request to its end: if its page is slow, then nothing else is."""
+        for state in self._by_endpoint.get(endpoint, ()):
+            state.served_at = now
+            if state.strikes and state.failed_as is Readiness.SLOW:
+                if state.strikes >= self.failure_limit:
+                    self._ready.clear()
+                state.strikes = 0
 
     def on_connect_failure(self, endpoint: str, now: float) -> None:
         """The proxy could not reach `endpoint`: keep away until a scrape succeeds."""
@@ -220,33 +305,58 @@ class WorkerTable:
             state.unreachable_since = now
 
     def is_ready(self, state: WorkerState, now: float) -> bool:
-        """Whether requests may go there."""
-        if state.scrape_failures >= self.failure_limit:
-            return False
+        """Whether nothing speaks against it. One that is not ready may serve all the same: see `ready`."""
+        return self.readiness(state, now) is Readiness.READY
+
+    def readiness(self, state: WorkerState, now: float) -> Readiness:
+        """How fit it is to be sent requests, whatever others are."""
         since = state.unreachable_since
-        return since is None or now - since >= self.unreachable_s
+        if since is not None and now - since < self.unreachable_s:
+            return Readiness.OUT
+        return self._by_scrapes(state)
+
+    def _by_scrapes(self, state: WorkerState) -> Readiness:
+        return Readiness.READY if state.strikes < self.failure_limit else state.failed_as
 
     def ready(self, pool: str, subset: frozenset[str] | None, now: float) -> Sequence[WorkerState]:
-        """Ready workers of `pool`, restricted to the endpoints in `subset` unless it is None.
+        """Where requests of `pool` may go, among the endpoints in `subset` unless it is None: see the module.
 
         Without a subset it is the same object as long as these are the same workers in the same state.
         """
-        until, found = self._ready.get(pool, (-math.inf, []))
+        until, fit = self._ready.get(pool, (-math.inf, _NOBODY))
         if now >= until:
-            until, found = self._ready[pool] = self._look(pool, now)
+            until, fit = self._ready[pool] = self._look(pool, now)
         if subset is None:
-            return found
-        return [state for state in found if state.id.endpoint in subset]
+            return fit.best
+        return self._best(*([state for state in some if state.id.endpoint in subset] for some in fit[1:]))
 
-    def _look(self, pool: str, now: float) -> tuple[float, list[WorkerState]]:
-        """Who of a pool is ready, and until when that holds if nothing is heard."""
+    def _look(self, pool: str, now: float) -> tuple[float, _Fit]:
+        """Who of a pool may be sent requests, and until when that holds if nothing is heard."""
         members = [state for state in self._workers.values() if state.member.pool == pool]
         back = (
             state.unreachable_since + self.unreachable_s
             for state in members
             if state.unreachable_since is not None and now - state.unreachable_since < self.unreachable_s
         )
-        return min(back, default=math.inf), [state for state in members if self.is_ready(state, now)]
+        by = [(self.readiness(state, now), state) for state in members]
+        ready = [state for readiness, state in by if readiness is Readiness.READY]
+        unreadable = [state for readiness, state in by if readiness is Readiness.UNREADABLE]
+        slow = [
+            state
+            for readiness, state in by
+            if readiness is Readiness.SLOW or (readiness is Readiness.READY and not self._read(state))
+        ]
+        best = self._best(ready, slow, unreadable)
+        return min(back, default=math.inf), _Fit(best, ready, slow, unreadable)
+
+    def _best(
+        self, ready: list[WorkerState], slow: list[WorkerState], unreadable: list[WorkerState]
+    ) -> list[WorkerState]:
+        return ready if any(self._read(state) for state in ready) else slow or unreadable
+
+    def _read(self, state: WorkerState) -> bool:
+        """Whether its page can be read, but for a few times."""
+        return state.scrape_failures < self.failure_limit
 
     def why_none_is_ready(self, pool: str, subset: frozenset[str] | None) -> str:
         """What to tell whoever finds `ready` empty."""

@@ -50,6 +50,7 @@ INPUTS = (
     "on_kv_restored",
     "on_left_early",
     "on_kv_heard",
+    "on_page_failure",
 )
 """Methods of `Router` that change it. An entry names its method by its place here: add at the end."""
 

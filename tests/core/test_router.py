@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -13,6 +14,7 @@ from extproc.core.cost import CostSettings
 from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
+from extproc.core.rollout import Mode
 from extproc.core.router import Router, RouterSettings
 from extproc.core.types import AllBlocksCleared, Completion, EngineMetrics, Member, Outcome, Reason
 from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
@@ -196,6 +198,93 @@ def test_nothing_ready_is_an_error_that_says_why():
         router.on_scrape_failure(worker(0).endpoint)
     with pytest.raises(NoEndpointError, match="ready"):
         router.schedule(request(range(3)), 1.0)
+
+
+def out_of_time(router, n, *began):
+    """Its metrics page did not come in time, though it was connected to, as often as it takes."""
+    for at in began or (1.0, 4.0, 7.0):
+        router.on_page_failure(worker(n).endpoint, at, slow=True)
+
+
+def end(router, decision, now, outcome=Outcome.FINISHED, **fields):
+    completion = Completion(
+        outcome, **{"served_by": decision.chosen.worker.endpoint, "status": 200, **fields}
+    )
+    return router.release(decision.lease_id, completion, now)
+
+
+@pytest.mark.parametrize(
+    ("fields", "believed"),
+    [
+        ({}, True),
+        ({"served_by": None}, True),
+        ({"status": 404}, False),
+        ({"status": 503}, False),
+        ({"status": None}, False),
+        ({"outcome": Outcome.CANCELLED}, False),
+        ({"outcome": Outcome.LOST}, False),
+        ({"served_by": worker(1).endpoint}, False),
+    ],
+)
+def test_a_request_that_was_served_well_proves_that_only_the_page_is_slow(fields, believed):
+    router = make_router(2)
+    only = frozenset({worker(0).endpoint})
+    decision = router.schedule(request(PROMPT, subset=only), 0.0)
+    out_of_time(router, 0)
+    assert [c.worker for c in router.schedule(request(PROMPT), 9.0).candidates] == [worker(1)]
+    end(router, decision, 9.5, **fields)
+    candidates = router.schedule(request(PROMPT), 9.6).candidates
+    assert {c.worker for c in candidates} == ({worker(0), worker(1)} if believed else {worker(1)})
+
+
+@pytest.mark.parametrize("served_by", [worker(0).endpoint, None])
+def test_where_the_gateway_chooses_it_has_to_say_who_served(served_by):
+    router = make_router(1)
+    observed = router.schedule(replace(request(PROMPT), mode=Mode.OBSERVE), 0.0)
+    out_of_time(router, 0)
+    end(router, observed, 9.5, served_by=served_by)
+    assert router.table.is_ready(router.table.get(worker(0)), 9.6) == (served_by is not None)
+
+
+def test_a_fleet_that_is_too_busy_for_its_metrics_pages_shares_the_requests():
+    """None is ready; whose figures are old is not taken for idle, and our own requests count as ever."""
+    router = make_router(3)
+    for n in range(3):
+        router.on_metrics(worker(n).endpoint, {0: metrics(running=4)}, 0.0)
+        out_of_time(router, n)
+    chosen = Counter(
+        router.schedule(request(range(n * 1000, n * 1000 + 300)), 20.0).chosen.worker for n in range(30)
+    )
+    assert set(chosen) == {worker(0), worker(1), worker(2)}
+    assert max(chosen.values()) - min(chosen.values()) <= 2
+    router.on_metrics(worker(1).endpoint, {0: metrics()}, 21.0)
+    again = router.schedule(request(range(90_000, 90_300)), 21.0)
+    assert [c.worker for c in again.candidates] == [worker(1)]
+
+
+def test_a_worker_kept_by_what_it_serves_is_as_busy_as_the_busiest():
+    router = make_router(2)
+    first = router.schedule(request(PROMPT, subset=frozenset({worker(0).endpoint})), 0.0)
+    router.on_metrics(worker(0).endpoint, {0: metrics()}, 0.0)
+    for now in (8.0, 9.0):
+        router.on_metrics(worker(1).endpoint, {0: metrics(running=6, waiting=3)}, now)
+    out_of_time(router, 0)
+    end(router, first, 9.0)
+    costs = {c.worker: c.cost for c in router.schedule(request(range(5000, 5300)), 9.5).candidates}
+    assert costs[worker(0)].queue_ms == costs[worker(1)].queue_ms > 0
+
+
+def test_a_last_resort_among_many_is_chosen_though_others_are_ready_for_others():
+    router = make_router(40)
+    slow = [n for n in range(40) if n % 2]
+    for n in slow:
+        out_of_time(router, n)
+    ready = router.schedule(request(PROMPT), 9.0)
+    assert ready.considered == 20
+    subset = frozenset(worker(n).endpoint for n in slow)
+    resort = router.schedule(request(PROMPT, subset=subset), 9.0)
+    assert resort.considered == len(resort.candidates) == 20
+    assert {c.worker.endpoint for c in resort.candidates} == subset
 
 
 def test_pitfall_57_no_load_is_charged_without_a_pick():

@@ -11,6 +11,7 @@ from extproc.core.errors import NoEndpointError
 from extproc.core.load_ledger import IDLE
 from extproc.core.policies import POLICIES
 from extproc.core.types import Completion, Member, Outcome, Reason
+from extproc.core.worker_table import Readiness
 from tests.core.test_router import make_router
 from tests.support.core import members, metrics, request, stored, worker
 
@@ -25,6 +26,7 @@ step = st.one_of(
     st.tuples(st.just("served"), st.integers(0, 40), st.integers(0, WORKERS)),
     st.tuples(st.just("flap"), st.integers(0, WORKERS - 1), st.just(0)),
     st.tuples(st.just("scrape"), st.integers(0, WORKERS - 1), st.integers(0, 6)),
+    st.tuples(st.just("fails"), st.integers(0, WORKERS - 1), st.integers(0, 2)),
     st.tuples(st.just("events"), st.integers(0, WORKERS - 1), st.integers(0, 4)),
     st.tuples(st.just("wait"), st.integers(0, 30), st.just(0)),
 )
@@ -61,7 +63,8 @@ class Play:
         try:
             self.decisions.append(self.router.schedule(ask, self.now))
         except NoEndpointError:
-            assert not any(self.router.table.is_ready(s, self.now) for s in self.router.table.all())
+            table = self.router.table
+            assert all(table.readiness(state, self.now) is Readiness.OUT for state in table.all())
 
     def first(self, _, index, __):
         self.router.on_first_token(self.lease(index), self.now)
@@ -70,7 +73,7 @@ class Play:
         self.router.on_progress(self.lease(index), tokens, self.now)
 
     def end(self, _, index, how):
-        done = Completion(OUTCOMES[how], first_body_ms=20.0, duration_ms=400.0, output_tokens=30)
+        done = Completion(OUTCOMES[how], status=200, first_body_ms=20.0, duration_ms=400.0, output_tokens=30)
         self.count([self.router.release(self.lease(index), done, self.now)])
 
     def stream(self, _, index, undelivered):
@@ -86,6 +89,13 @@ class Play:
 
     def scrape(self, _, n, running):
         self.count(self.router.on_metrics(worker(n).endpoint, {0: metrics(running=running)}, self.now))
+
+    def fails(self, _, n, how):
+        for _ in range(2):
+            if how == 0:
+                self.router.on_scrape_failure(worker(n).endpoint)
+            else:
+                self.router.on_page_failure(worker(n).endpoint, self.now - 0.02, slow=how == 1)
 
     def events(self, _, n, prompt):
         event = stored(range(prompt * 1000, prompt * 1000 + 160), first_handle=prompt * 100)

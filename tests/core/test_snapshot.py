@@ -119,6 +119,20 @@ def test_it_shows_trouble_where_it_is():
     assert (one.ready, two.ready, two.scrape_failures) == (True, False, 3)
 
 
+def test_it_shows_who_serves_only_because_nobody_else_is_ready():
+    router = make_router()
+    for n in range(3):
+        for began in (1.0, 4.0, 7.0):
+            router.on_page_failure(worker(n).endpoint, began, slow=n > 0)
+    found = snapshot(router, 9.0).workers
+    assert [one.ready for one in found] == [False, True, True]
+    assert [one.last_resort for one in found] == [False, True, True]
+    assert [one.scrape_failures for one in found] == [3, 3, 3]
+    router.on_metrics(worker(0).endpoint, {0: metrics()}, 10.0)
+    found = snapshot(router, 10.0).workers
+    assert [(one.ready, one.last_resort) for one in found] == [(True, False), (False, False), (False, False)]
+
+
 def test_it_tells_how_well_times_are_predicted_and_what_is_in_doubt():
     router = make_router()
     router.on_kv_events(worker(0), [stored(PROMPT)], 0.0)

@@ -1,5 +1,10 @@
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from extproc.core.types import EngineMetrics, Member, WorkerId
-from extproc.core.worker_table import WorkerTable
+from extproc.core.worker_table import Readiness, WorkerTable
 from tests.support.core import members, metrics, worker
 
 
@@ -32,6 +37,224 @@ def test_pitfall_74_one_failed_scrape_ejects_nobody_three_in_a_row_do():
     assert ready(table) == [worker(1)]
     table.on_metrics(endpoint, {0: metrics()}, 2.0)
     assert ready(table) == [worker(0), worker(1)]
+
+
+def slow(table, n, *began):
+    """Scrapes that timed out though the worker was connected to: whether each made it not ready."""
+    return [table.on_page_failure(worker(n).endpoint, at, slow=True) for at in began]
+
+
+def test_slow_pages_eject_a_worker_that_serves_nothing():
+    table = table_of(2)
+    assert slow(table, 0, 1.0, 4.0, 7.0, 10.0) == [False, False, True, False]
+    assert ready(table, 12.0) == [worker(1)]
+    table.on_metrics(worker(0).endpoint, {0: metrics()}, 13.0)
+    assert ready(table, 13.0) == [worker(0), worker(1)]
+
+
+def test_slow_pages_count_for_nothing_where_requests_are_served_meanwhile():
+    table = table_of(2)
+    for began in range(10):
+        table.on_served(worker(0).endpoint, began + 0.5)
+        assert slow(table, 0, float(began)) == [False]
+    assert ready(table, 10.0) == [worker(0), worker(1)]
+    assert table.get(worker(0)).scrape_failures == 10  # they are still told
+
+
+def test_pages_that_are_broken_count_whatever_is_served():
+    """Else who is ready would depend on the traffic, for as long as the page is broken."""
+    table = table_of(2)
+    endpoint = worker(0).endpoint
+    for began in range(3):
+        table.on_served(endpoint, began + 0.5)
+        left = table.on_page_failure(endpoint, float(began), slow=False)
+    assert left
+    table.on_served(endpoint, 4.0)
+    assert ready(table, 4.0) == [worker(1)]
+
+
+def test_what_was_served_before_a_scrape_began_says_nothing_of_it():
+    table = table_of(2)
+    table.on_served(worker(0).endpoint, 0.9)
+    assert slow(table, 0, 1.0, 4.0, 7.0) == [False, False, True]
+
+
+def test_a_request_that_is_served_takes_back_all_slow_pages_before_it():
+    table = table_of(2)
+    slow(table, 0, 1.0, 4.0)
+    table.on_served(worker(0).endpoint, 6.5)
+    assert slow(table, 0, 7.0, 10.0) == [False, False]
+    assert slow(table, 0, 13.0) == [True]
+    assert ready(table, 15.5) == [worker(1)]
+    table.on_served(worker(0).endpoint, 16.0)  # one that it had before
+    assert ready(table, 16.0) == [worker(0), worker(1)]
+
+
+def test_what_refuses_connections_is_not_believed_alive_by_what_it_still_finishes():
+    table = table_of(2)
+    endpoint = worker(0).endpoint
+    for at in (1.0, 2.0, 3.0):
+        table.on_scrape_failure(endpoint)
+        table.on_served(endpoint, at + 0.5)
+    assert ready(table, 4.0) == [worker(1)]
+    # It accepts them again, and serves: what failed then was its page alone.
+    slow(table, 0, 4.0)
+    assert ready(table, 6.0) == [worker(1)]
+    table.on_served(endpoint, 6.5)
+    assert ready(table, 6.5) == [worker(0), worker(1)]
+
+
+def test_a_connection_the_proxy_could_not_make_is_not_forgiven_by_what_is_still_finished():
+    table = table_of(2)
+    table.on_connect_failure(worker(0).endpoint, 1.0)
+    table.on_served(worker(0).endpoint, 1.5)
+    assert ready(table, 2.0) == [worker(1)]
+
+
+def broken(table, n, times=3):
+    for _ in range(times):
+        table.on_page_failure(worker(n).endpoint, 0.0, slow=False)
+
+
+def refusing(table, n, times=3):
+    for _ in range(times):
+        table.on_scrape_failure(worker(n).endpoint)
+
+
+def test_where_nobody_is_ready_the_slow_serve_then_those_whose_pages_are_broken_then_nobody():
+    table = table_of(4)
+    refusing(table, 0)
+    broken(table, 1)
+    slow(table, 2, 1.0, 4.0, 7.0)
+    assert ready(table, 9.0) == [worker(3)]
+    slow(table, 3, 1.0, 4.0, 7.0)
+    assert ready(table, 9.0) == [worker(2), worker(3)]
+    assert [table.readiness(state, 9.0) for state in table.all()] == [
+        Readiness.OUT,
+        Readiness.UNREADABLE,
+        Readiness.SLOW,
+        Readiness.SLOW,
+    ]
+    assert not any(table.is_ready(state, 9.0) for state in table.all())
+    refusing(table, 2, 1)  # the last news of it counts
+    table.on_connect_failure(worker(3).endpoint, 9.0)
+    assert ready(table, 9.5) == [worker(1)]
+    refusing(table, 1, 1)
+    assert ready(table, 9.5) == []
+    assert ready(table, 19.0) == [worker(3)]  # the connection is forgiven; its page is as slow as before
+
+
+def test_among_the_endpoints_of_a_subset_the_fittest_serve():
+    table = table_of(3)
+    slow(table, 0, 1.0, 4.0, 7.0)
+    refusing(table, 1)
+    assert ready(table, 9.0) == [worker(2)]
+    only = [frozenset({worker(n).endpoint for n in numbers}) for numbers in ((0, 1), (1,), (0, 1, 2))]
+    assert [ready(table, 9.0, subset) for subset in only] == [[worker(0)], [], [worker(2)]]
+
+
+def test_those_of_last_resort_are_the_same_list_as_long_as_nothing_changes():
+    table = table_of(2)
+    for n in range(2):
+        slow(table, n, 1.0, 4.0, 7.0)
+    found = table.ready("default", None, 9.0)
+    slow(table, 0, 10.0)
+    assert table.ready("default", None, 12.0) is found
+    refusing(table, 0, 1)
+    assert ready(table, 12.5) == [worker(1)]
+
+
+def test_where_all_are_slow_who_has_served_something_is_not_left_with_everything():
+    table = table_of(3)
+    for n in range(3):
+        slow(table, n, 1.0, 4.0, 7.0)
+    table.on_served(worker(1).endpoint, 9.5)
+    everybody = [worker(n) for n in range(3)]
+    assert ready(table, 9.5) == everybody
+    assert ready(table, 9.5, frozenset({worker(1).endpoint, worker(2).endpoint})) == everybody[1:]
+    assert [table.is_ready(state, 9.5) for state in table.all()] == [False, True, False]
+    # Where the page of one can be read, the others have to show that they serve.
+    table.on_metrics(worker(0).endpoint, {0: metrics()}, 10.0)
+    assert ready(table, 10.0) == everybody[:2]
+    assert ready(table, 10.0, frozenset({worker(1).endpoint, worker(2).endpoint})) == everybody[1:]
+    # One that is ready is left when its page cannot be read any more either.
+    for began in (10.0, 13.0, 16.0):
+        table.on_served(worker(0).endpoint, began + 1.0)
+        table.on_served(worker(1).endpoint, began + 1.0)
+        slow(table, 0, began)
+        slow(table, 1, began)
+    assert ready(table, 18.0) == everybody
+
+
+news = st.tuples(
+    st.sampled_from(["good", "refused", "slow", "unreadable", "served", "proxy", "nothing"]),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.5, 2.0, 5.0]),
+)
+
+
+def expected(told, now, limit, unreachable_s):
+    """How fit a worker is, and whether its page can be read, from all that was told of it.
+
+    That is (time, what, when its scrape began).
+    """
+    served = [at for at, what, _ in told if what == "served"]
+    last_good = max((at for at, what, _ in told if what == "good"), default=-1.0)
+    told = [one for one in told if one[0] > last_good]
+    failures = [(at, what, began) for at, what, began in told if what in {"refused", "slow", "unreadable"}]
+    is_read = len(failures) < limit
+    if any(what == "proxy" and now - at < unreachable_s for at, what, _ in told):
+        return Readiness.OUT, is_read
+    counted = 0
+    for at, what, began in failures:
+        if what == "slow" and any(began <= end < at for end in served):
+            counted = 0
+            continue
+        following = min((other for other, _, _ in failures if other > at), default=math.inf)
+        counted += 1
+        if what == "slow" and any(at < end < following for end in served):
+            counted = 0
+    if counted < limit:
+        return Readiness.READY, is_read
+    kinds = {"refused": Readiness.OUT, "slow": Readiness.SLOW, "unreadable": Readiness.UNREADABLE}
+    return kinds[failures[-1][1]], is_read
+
+
+def usable(fit):
+    """Whom requests may go to, of workers by number."""
+    well = [n for n, (readiness, _) in fit.items() if readiness is Readiness.READY]
+    if any(fit[n][1] for n in well):
+        return well
+    slow = [n for n, (readiness, _) in fit.items() if readiness in {Readiness.READY, Readiness.SLOW}]
+    return slow or [n for n, (readiness, _) in fit.items() if readiness is Readiness.UNREADABLE]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(news, max_size=40))
+def test_whatever_is_heard_requests_go_to_the_fittest_that_were_reached(history):
+    table, now = table_of(3, unreachable_s=4.0), 0.0
+    told = {n: [] for n in range(3)}
+    for what, n, pause in history:
+        now += pause + 0.01
+        endpoint, began = worker(n).endpoint, now - 0.6
+        match what:
+            case "good":
+                table.on_metrics(endpoint, {0: metrics()}, now)
+            case "refused":
+                table.on_scrape_failure(endpoint)
+            case "slow" | "unreadable":
+                table.on_page_failure(endpoint, began, slow=what == "slow")
+            case "served":
+                table.on_served(endpoint, now)
+            case "proxy":
+                table.on_connect_failure(endpoint, now)
+        told[n].append((now, what, began))
+        fit = {m: expected(told[m], now, 3, 4.0) for m in told}
+        assert [table.readiness(table.get(worker(m)), now) for m in told] == [one for one, _ in fit.values()]
+        assert ready(table, now) == [worker(m) for m in usable(fit)]
+        part = {m: fit[m] for m in (0, 2)}
+        subset = frozenset(worker(m).endpoint for m in part)
+        assert ready(table, now, subset) == [worker(m) for m in usable(part)]
 
 
 def test_an_unreachable_worker_is_out_until_a_scrape_succeeds():

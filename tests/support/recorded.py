@@ -240,7 +240,7 @@ class Traffic:
 
     def _fault(self):
         rng, router, n = self.rng, self.router, self.rng.randrange(WORKERS)
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0:  # a worker flaps
                 router.on_membership(
                     [m for m in members(WORKERS) if m.endpoint != worker(n).endpoint], self.now
@@ -264,6 +264,11 @@ class Traffic:
                 for _ in range(rng.randrange(1, 5)):
                     router.on_scrape_failure(worker(n).endpoint)
                 self._ask(2 * 10**6 + len(self.decisions))
+                self._scrape(n)
+            case 9:  # or its page comes too late, or is none
+                for _ in range(rng.randrange(1, 5)):
+                    router.on_page_failure(worker(n).endpoint, self.now - 2.0, slow=rng.random() < 0.7)
+                self._ask(3 * 10**6 + len(self.decisions))
                 self._scrape(n)
             case 5:
                 router.on_metrics(worker(n).endpoint, {0: metrics(running=0, waiting=0)}, self.now)
