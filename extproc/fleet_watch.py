@@ -14,7 +14,7 @@ from extproc.adapters.health_server import HealthService
 from extproc.adapters.index_memory import IndexMemory
 from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.kv_subscriber import KvSubscriber
-from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
+from extproc.adapters.metrics_scraper import Fault, MetricsScraper, ScrapeFailure, ScrapeSettings
 from extproc.adapters.routing_service import WarmRoutingService
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.assembly import kv_sources, sources_of
@@ -82,6 +82,8 @@ class FleetWatch(Assembled):
         self._complaints: dict[WorkerId, str | None] = {}
         self._told_ranks: dict[str, int] = {}  # what servers with one rank call it; 0 until one says another
         self._unfit: dict[str, str] = {}
+        self._not_ready: dict[str, None] = {}  # endpoints that were reported to be
+        self._last_resort: dict[str, None] = {}  # pools that were reported to have nothing better
         self.scrape_errors: dict[str, str] = {}
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
@@ -137,7 +139,7 @@ class FleetWatch(Assembled):
             self._report(f"worker {worker} left")
             self._telemetry.kv_forgotten(worker)
             self._complaints.pop(worker, None)
-            for known in (self.scrape_errors, self._told_ranks, self._unfit):
+            for known in (self.scrape_errors, self._told_ranks, self._unfit, self._not_ready):
                 known.pop(worker.endpoint, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         self._follow_kv_events(members, change.reseeded)
@@ -167,7 +169,7 @@ class FleetWatch(Assembled):
             self._report(f"KV events: {problem}; check the pool's `kv_events`")
 
     def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
-        before = self._not_ready(endpoint)
+        before = not self._is_ready(endpoint)
         self.scrape_errors.pop(endpoint, None)
         self._compare_ranks(endpoint, by_rank)
         # Their events have not told of it, so what is known of the stream may be another process's.
@@ -176,6 +178,7 @@ class FleetWatch(Assembled):
         if others:
             self._follow_kv_events([member for pool in self._members.values() for member in pool], others)
         if before:
+            self._not_ready.pop(endpoint, None)
             self._report(f"worker {endpoint} is ready again")
             self.update_health()
 
@@ -199,10 +202,18 @@ class FleetWatch(Assembled):
         else:
             self._unfit.pop(endpoint, None)
 
-    def _on_scrape_failure(self, endpoint: str, error: str) -> None:
-        self.scrape_errors[endpoint] = error
-        if self._router.on_scrape_failure(endpoint):
-            self._report(f"worker {endpoint} is not ready: {error}")
+    def _on_scrape_failure(self, endpoint: str, failure: ScrapeFailure) -> None:
+        self.scrape_errors[endpoint] = failure.text
+        if endpoint in self._not_ready and self._is_ready(endpoint):
+            self.update_health()
+        if failure.fault is Fault.UNREACHED:
+            left = self._router.on_scrape_failure(endpoint)
+        else:
+            began, slow = self._clock() - failure.took_s, failure.fault is Fault.SLOW
+            left = self._router.on_page_failure(endpoint, began, slow=slow)
+        if left:
+            self._not_ready[endpoint] = None
+            self._report(f"worker {endpoint} is not ready: {failure.text}")
             self.update_health()
 
     def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
@@ -243,25 +254,46 @@ class FleetWatch(Assembled):
     def _on_kv_heard(self, worker: WorkerId) -> None:
         self._router.on_kv_heard(worker, self._clock())
 
-    def _not_ready(self, endpoint: str) -> bool:
+    def _is_ready(self, endpoint: str) -> bool:
         now = self._clock()
-        return any(not self._router.table.is_ready(state, now) for state in self._router.table.at(endpoint))
+        return all(self._router.table.is_ready(state, now) for state in self._router.table.at(endpoint))
 
     def update_health(self) -> None:
-        """Ready when there is somewhere to send requests. Envoy learns who is."""
+        """Ready when there is somewhere to send requests. Envoy learns where."""
         now = self._clock()
+        self._report_readiness(now)
         table = self._router.table
-        ready = {state.id.endpoint for state in table.all() if table.is_ready(state, now)}
+        pools = self._config.pools
+        ready = {state.id.endpoint for pool in pools for state in table.ready(pool.name, None, now)}
         self._health.set_ready(bool(ready))
         known = {
             pool.name: [
                 KnownWorker(m.endpoint, m.endpoint in ready) for m in self._members.get(pool.name, ())
             ]
-            for pool in self._config.pools
+            for pool in pools
         }
         complete = len(self._discoveries) == len(known) and all(one.complete for one in self._discoveries)
         usable = any(self._members.values()) and now - self._started >= _DISCOVERY_GRACE_S
         self._eds.set(snapshot(known, complete=complete, usable=usable))
+
+    def _report_readiness(self, now: float) -> None:
+        """Say it once when what a worker served makes it ready, and when a pool has a last resort only."""
+        table = self._router.table
+        for endpoint in [one for one in self._not_ready if self._is_ready(one)]:
+            del self._not_ready[endpoint]
+            self._report(f"worker {endpoint} is ready again: it serves requests")
+        for pool in (pool.name for pool in self._config.pools):
+            sent_to = table.ready(pool, None, now)
+            resort = any(not table.is_ready(state, now) for state in sent_to)
+            if resort and pool not in self._last_resort:
+                self._last_resort[pool] = None
+                self._report(
+                    f"pool {pool}: no worker's metrics page can be read; requests go all the same to "
+                    f"{len(sent_to)} that were reached"
+                )
+            elif sent_to and not resort and pool in self._last_resort:
+                del self._last_resort[pool]
+                self._report(f"pool {pool}: workers are ready again")
 
     def report_complaints(self) -> None:
         """Say it once when predictions for a worker begin to fail, and once when they hold again."""

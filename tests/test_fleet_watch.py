@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import aiohttp
+import pytest
 import yaml
 
 from extproc.core.types import Completion, EngineMetrics, Outcome, WorkerId
@@ -14,37 +15,100 @@ from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 from tests.test_app import TEXT, Running, settings
 
+LIMITED = {"scrape": {"interval_s": 0.05, "failure_limit": 3}}
+# Once per test this is waited for three times: long enough for a page from a process that has little to do.
+IMPATIENT = {"scrape": {"interval_s": 0.05, "timeout_s": 0.3, "failure_limit": 3}}
+
 
 async def test_pitfall_74_an_engine_whose_metrics_fail_is_out_only_after_some_in_a_row(tmp_path):
-    limited = {"scrape": {"interval_s": 0.05, "failure_limit": 3}}
-    async with SimEngine() as engine, Running(settings(tmp_path, engine, **limited)) as app:
-        (state,) = app.router.table.all()
-        await until(lambda: state.metrics_at is not None)
+    async with (
+        SimEngine() as engine,
+        SimEngine() as other,
+        Running(settings(tmp_path, engine, other, **LIMITED)) as app,
+    ):
+        states = state, _ = app.router.table.all()
+        await until(lambda: all(one.metrics_at is not None for one in states))
         failures = []
-        original = app.router.on_scrape_failure
+        original = app.router.on_page_failure
 
-        def fails(endpoint):
-            failures.append(original(endpoint))
+        def fails(endpoint, began, *, slow):
+            failures.append(original(endpoint, began, slow=slow))
             if failures == [False]:
                 engine.faults.metrics_status = None  # one only
             return failures[-1]
 
-        app.router.on_scrape_failure = fails
+        app.router.on_page_failure = fails
         engine.faults.metrics_status = 500
         await until(lambda: failures)
         await until(lambda: state.scrape_failures == 0)
         assert not app.says("not ready")()
-        assert app.health.ready
 
         engine.faults.metrics_status = 500
         await until(app.says("not ready", "500"))
         assert failures[-3:] == [False, False, True]
+        assert (await app.ask()).endpoints == (other.endpoint,)
+        engine.faults.metrics_status = None
+        await until(app.says("ready again"))
+        assert set((await app.ask()).endpoints) == {engine.endpoint, other.endpoint}
+
+
+async def test_engines_that_refuse_connections_get_no_requests_though_nobody_else_is_there(tmp_path):
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **LIMITED)) as app:
+        await until(lambda: app.router.table.all()[0].metrics_at is not None)
+        await engine.kill()
+        await until(app.says("not ready"))
         assert not app.health.ready
         assert (await app.ask()).status == 503
-        engine.faults.metrics_status = None
+        await engine.restart()
         await until(app.says("ready again"))
         assert app.health.ready
         assert isinstance(await app.ask(), Route)
+
+
+@pytest.mark.parametrize("fault", ["hang", "500"])
+async def test_where_no_metrics_page_can_be_read_requests_go_to_the_engines_all_the_same(tmp_path, fault):
+    async with (
+        SimEngine() as one,
+        SimEngine() as two,
+        Running(settings(tmp_path, one, two, **IMPATIENT)) as app,
+    ):
+        await until(lambda: all(state.metrics_at is not None for state in app.router.table.all()))
+        for engine in (one, two):
+            engine.faults.metrics_hang = fault == "hang"
+            engine.faults.metrics_status = 500 if fault == "500" else None
+        await until(app.says("pool default", "page can be read", "2 that were reached"))
+        assert [app.says(f"worker {engine.endpoint} is not ready")() for engine in (one, two)] == [True, True]
+        assert app.health.ready
+        assert set((await app.ask()).endpoints) == {one.endpoint, two.endpoint}
+        told = app._watch._eds._snapshot.assignments["workers"].workers
+        assert {worker.endpoint: worker.ready for worker in told} == {one.endpoint: True, two.endpoint: True}
+        one.faults.metrics_hang, one.faults.metrics_status = False, None
+        await until(app.says(f"worker {one.endpoint} is ready again"))
+        await until(app.says("pool default", "workers are ready again"))
+        assert (await app.ask()).endpoints == (one.endpoint,)
+
+
+async def test_an_engine_whose_page_is_slow_stays_ready_while_it_serves(tmp_path):
+    async with (
+        SimEngine() as slow,
+        SimEngine() as other,
+        Running(settings(tmp_path, slow, other, **IMPATIENT)) as app,
+    ):
+        state = app.router.table.get(WorkerId(slow.endpoint))
+        await until(lambda: state.metrics_at is not None)
+        slow.faults.metrics_hang = True
+        failures = state.scrape_failures
+        while failures < 6:
+            await until(lambda before=failures: state.scrape_failures > before)
+            failures = state.scrape_failures
+            route = await app.ask()
+            served = Completion(Outcome.FINISHED, served_by=slow.endpoint, status=200)
+            app.service.completed(route.lease_id, served)
+        assert app.router.table.is_ready(state, app._clock())
+        assert not app.says("not ready")()
+        await until(app.says(f"worker {slow.endpoint} is not ready"))  # it serves nothing more
+        app.service.completed((await app.ask()).lease_id, served)
+        await until(app.says(f"worker {slow.endpoint} is ready again", "it serves"))
 
 
 async def test_pitfall_72_figures_that_stop_coming_are_not_taken_for_idleness(tmp_path):

@@ -5,8 +5,8 @@ twice: `/metrics` ignores `name[]`, `/metrics/` (with the slash) honours it. So 
 for first; a server that answers it with anything but metrics is asked for the plain page from then on,
 until it fails (a restart may bring another version).
 
-Nothing raises out of here: a page that is slow, huge, cut off or garbage is one `on_failure`. Whether a
-worker with failures is still used is the worker table's business.
+Nothing raises out of here: a page that is slow, huge, cut off or garbage is one `on_failure`, which tells
+whether the server was reached. Whether a worker with failures is still used is the worker table's business.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from enum import StrEnum
+from types import SimpleNamespace, TracebackType
 from typing import Self
 from urllib.parse import urlencode
 
@@ -33,8 +34,29 @@ PLAIN_PATH = "/metrics"
 MODELS_PATH = "/v1/models"
 _FILTER = "?" + urlencode([("name[]", name) for name in SAMPLE_NAMES], safe="[]:")
 
+
+class Fault(StrEnum):
+    """How a scrape failed, as far as the server is concerned."""
+
+    UNREACHED = "unreached"
+    """It refused or cut the connection, was not connected to in time, or does not speak HTTP."""
+    SLOW = "slow"
+    """It was connected to, and the page had not arrived in time."""
+    UNREADABLE = "unreadable"
+    """It answered with an error, or with something that is no metrics page."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeFailure:
+    """Why a scrape failed, for people (`text`) and for the router, and how many seconds that took."""
+
+    text: str
+    fault: Fault
+    took_s: float
+
+
 OnMetrics = Callable[[str, dict[int, EngineMetrics]], None]
-OnFailure = Callable[[str, str], None]
+OnFailure = Callable[[str, ScrapeFailure], None]
 OnModels = Callable[[str, tuple[ModelCard, ...]], None]
 
 
@@ -60,11 +82,31 @@ class ScrapeSettings:
 
 
 class _PageError(Exception):
-    """A page could not be had. `status` is set when the server did answer."""
+    """A page could not be had. `status` is set when the server did answer with another one than 200."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, fault: Fault, status: int | None = None) -> None:
         super().__init__(message)
+        self.fault = fault
         self.status = status
+
+
+@dataclass(slots=True)
+class _Connection:
+    """Whether one request had one. A server under load has its connections accepted by the kernel."""
+
+    made: bool = False
+
+
+async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    context.trace_request_ctx.made = True
+
+
+def _tracing() -> aiohttp.TraceConfig:
+    # Where all of a request has one time limit, its error does not tell what was waited for.
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(_connected)
+    tracing.on_connection_reuseconn.append(_connected)
+    return tracing
 
 
 class MetricsScraper:
@@ -72,7 +114,7 @@ class MetricsScraper:
 
     Args:
         on_metrics: endpoint and its engines by rank; empty when the page has no engine on it.
-        on_failure: endpoint and why its scrape failed.
+        on_failure: endpoint, and how its scrape failed.
         on_models: endpoint and the models it serves; None leaves `/v1/models` alone.
         settings: intervals and bounds.
         rng: source of jitter.
@@ -104,6 +146,7 @@ class MetricsScraper:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
             headers={"Accept-Encoding": "identity", **self._settings.headers},
+            trace_configs=[_tracing()],
         )
         self.set_endpoints(tuple(self._endpoints))
 
@@ -173,11 +216,14 @@ class MetricsScraper:
             await asyncio.sleep(max(due - clock(), interval_s * jitter))
 
     async def _scrape(self, endpoint: str) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             metrics = await self._engines(endpoint)
         except (_PageError, ProtocolError) as error:
             self._plain.discard(endpoint)
-            self._on_failure(endpoint, str(error))
+            fault = error.fault if isinstance(error, _PageError) else Fault.UNREADABLE
+            self._on_failure(endpoint, ScrapeFailure(str(error), fault, clock() - began))
         else:
             self._on_metrics(endpoint, metrics)
 
@@ -210,16 +256,20 @@ class MetricsScraper:
 
     async def _get(self, endpoint: str, path: str, query: str = "") -> bytes:
         if self._session is None:
-            raise _PageError("the scraper is closed")
+            raise _PageError("the scraper is closed", Fault.UNREACHED)
+        url, connection = f"http://{endpoint}{path}{query}", _Connection()
         try:
-            async with self._session.get(f"http://{endpoint}{path}{query}", allow_redirects=False) as reply:
+            async with self._session.get(url, allow_redirects=False, trace_request_ctx=connection) as reply:
                 if reply.status != 200:
-                    raise _PageError(f"{path} answered {reply.status}", reply.status)
+                    raise _PageError(f"{path} answered {reply.status}", Fault.UNREADABLE, reply.status)
                 return await self._body(reply, path)
         except TimeoutError as error:
-            raise _PageError(f"{path} did not arrive within {self._settings.timeout_s:g} s") from error
+            limit = f"within {self._settings.timeout_s:g} s"
+            if connection.made:
+                raise _PageError(f"{path} did not arrive {limit}", Fault.SLOW) from error
+            raise _PageError(f"{path}: no connection {limit}", Fault.UNREACHED) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _PageError(f"{path}: {str(error) or type(error).__name__}") from error
+            raise _PageError(f"{path}: {str(error) or type(error).__name__}", Fault.UNREACHED) from error
 
     async def _body(self, reply: aiohttp.ClientResponse, path: str) -> bytes:
         body = bytearray()
@@ -227,5 +277,5 @@ class MetricsScraper:
             body += piece
             if len(body) > self._settings.max_bytes:
                 reply.close()
-                raise _PageError(f"{path} is larger than {self._settings.max_bytes} bytes")
+                raise _PageError(f"{path} is larger than {self._settings.max_bytes} bytes", Fault.UNREADABLE)
         return bytes(body)

@@ -160,6 +160,7 @@ def _worker(worker: WorkerSnapshot) -> dict[str, Any]:
         "worker": str(worker.worker),
         "pool": worker.pool,
         "ready": worker.ready,
+        "last_resort": worker.last_resort,
         "joined_s": round(worker.joined_s, 1),
         "scrape_failures": worker.scrape_failures,
         "unreachable_s": _rounded(worker.unreachable_s),

@@ -90,6 +90,13 @@ def _pools(seen: Observed) -> Iterator[Warning]:
                 f"none of its {len(workers)} workers is ready: its requests are refused",
                 "their metrics pages cannot be read, or Envoy cannot connect to them",
             )  # fmt: skip
+        elif any(worker.last_resort for worker in workers):
+            yield Warning(
+                Severity.BAD, f"pool {pool.name}",
+                "none of its workers is ready: its requests go to those that were reached all the same",
+                "the engines are too busy to serve their metrics pages in time, or the pages are broken: add "
+                "workers, or check `scrape`",
+            )  # fmt: skip
 
 
 def _peers(seen: Observed) -> Iterator[Warning]:
@@ -144,6 +151,11 @@ def _worker(worker: WorkerSnapshot, seen: Observed) -> Iterator[Warning]:
         else:
             cause = f"its metrics cannot be read ({error or 'no answer'}): it is down, overloaded or cut off"
         yield Warning(Severity.BAD, name, "not ready: it gets no requests", cause)
+    elif worker.last_resort:
+        yield Warning(
+            Severity.BAD, name, "not ready: it gets requests only because no other worker is",
+            f"it answers, but its metrics cannot be read ({error or 'no answer'})",
+        )  # fmt: skip
     elif age is None or age > seen.stale_after_s:
         since = "it never reported metrics" if age is None else f"its metrics are {age:.0f} s old"
         yield Warning(

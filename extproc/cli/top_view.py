@@ -132,7 +132,7 @@ def _workers(workers: Sequence[State]) -> Table:
         others, cache, trust = worker["others"], worker["cache"], worker["trust"]
         table.add_row(
             worker["worker"],
-            Text("ready", style="green") if worker["ready"] else Text("not ready", style="bold red"),
+            _readiness(worker),
             f"{worker['load']['requests']:,}",
             "?" if others is None else f"{others['running']:,}",
             _count(worker["engine"]["waiting"]),
@@ -145,6 +145,12 @@ def _workers(workers: Sequence[State]) -> Table:
             _age(worker["metrics_age_s"]),
         )
     return table
+
+
+def _readiness(worker: State) -> Text:
+    if worker.get("last_resort"):  # a Warmroute of before does not tell
+        return Text("last resort", style="bold yellow")
+    return Text("ready", style="green") if worker["ready"] else Text("not ready", style="bold red")
 
 
 def _cache(cache: State) -> str:

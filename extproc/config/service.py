@@ -21,7 +21,9 @@ class Scrape(Section):
     interval_s: Seconds = Field(1.0, description="seconds between scrapes of one worker")
     timeout_s: Seconds = Field(2.0, description="longest a scrape may take")
     models_interval_s: Seconds = Field(5.0, description="seconds between looks at a worker's /v1/models")
-    failure_limit: Annotated[int, Field(ge=1)] = Field(3, description="failures in a row before not ready")
+    failure_limit: Annotated[int, Field(ge=1)] = Field(
+        3, description="failures in a row before not ready; late pages count while nothing is served only"
+    )
     stale_after_s: Seconds = Field(5.0, description="older figures are not used")
 
 

@@ -1,6 +1,8 @@
 import asyncio
 import gzip
 import random
+import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.adapters.metrics_scraper import MetricsScraper, ScrapeSettings
+from extproc.adapters.metrics_scraper import Fault, MetricsScraper, ScrapeSettings
 from extproc.core.types import HistogramTotals
 from extproc.protocol.model_cards import ModelCard
 from tests.support.http import Upstream
@@ -26,7 +28,7 @@ class Seen:
     def scraper(self, models=False, settings=QUICK, **more):
         return MetricsScraper(
             on_metrics=lambda endpoint, engines: self.metrics.append((endpoint, engines)),
-            on_failure=lambda endpoint, error: self.failures.append((endpoint, error)),
+            on_failure=lambda endpoint, failure: self.failures.append((endpoint, failure)),
             on_models=(lambda endpoint, cards: self.models.append((endpoint, cards))) if models else None,
             settings=settings,
             rng=random.Random(1),
@@ -166,23 +168,83 @@ async def status(request, received):
 
 
 @pytest.mark.parametrize(
-    ("respond", "error"),
+    ("respond", "error", "fault"),
     [
-        (cut_off, "/metrics"),
-        (cut_off_unnoticed, "cut off"),
-        (hanging, "did not arrive within"),
-        (endless, "larger than 100000 bytes"),
-        (bomb, "larger than 100000 bytes"),
-        (status, "/metrics answered 503"),
-        (plain_only(b"<html>\n"), "malformed line"),
-        (plain_only(b'vllm:num_requests_running{engine="0"} busy\n'), "malformed line"),
+        (cut_off, "/metrics", Fault.UNREACHED),
+        (cut_off_unnoticed, "cut off", Fault.UNREADABLE),
+        (hanging, "did not arrive within", Fault.SLOW),
+        (endless, "larger than 100000 bytes", Fault.UNREADABLE),
+        (bomb, "larger than 100000 bytes", Fault.UNREADABLE),
+        (status, "/metrics answered 503", Fault.UNREADABLE),
+        (plain_only(b"<html>\n"), "malformed line", Fault.UNREADABLE),
+        (plain_only(b'vllm:num_requests_running{engine="0"} busy\n'), "malformed line", Fault.UNREADABLE),
     ],
 )
-async def test_bad_pages_are_failures_and_scraping_goes_on(respond, error):
+async def test_bad_pages_are_failures_and_scraping_goes_on(respond, error, fault):
     settings = QUICK if respond is hanging else replace(QUICK, timeout_s=30)
     seen, _ = await scrape(respond, lambda seen: len(seen.failures) >= 2, settings)
-    assert error in seen.failures[-1][1]
+    assert error in seen.failures[-1][1].text
+    assert {failure.fault for _, failure in seen.failures} == {fault}
     assert not seen.metrics
+
+
+async def failures_at(endpoint, enough=2):
+    seen = Seen()
+    async with seen.scraper() as scraper:
+        scraper.set_endpoints([endpoint])
+        await until(lambda: len(seen.failures) >= enough)
+    return [failure for _, failure in seen.failures]
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_slow():
+    """As a process that is too busy to look: its connections are accepted for it."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        found = await failures_at(f"127.0.0.1:{busy.getsockname()[1]}")
+    assert {failure.fault for failure in found} == {Fault.SLOW}
+    assert all(failure.took_s >= QUICK.timeout_s * 0.9 for failure in found)
+
+
+async def test_a_kept_connection_that_is_answered_no_more_is_slow():
+    answering = True
+
+    async def respond(request, received):
+        if not answering:
+            await asyncio.sleep(60)
+        return web.Response(body=PAGE)
+
+    seen = Seen()
+    async with Upstream(respond) as server, seen.scraper() as scraper:
+        scraper.set_endpoints([server.endpoint])
+        await until(lambda: len(seen.metrics) >= 2)
+        answering = False
+        await until(lambda: seen.failures)
+    assert seen.failures[0][1].fault is Fault.SLOW
+
+
+async def test_a_server_that_cannot_be_connected_to_in_time_is_not_reached():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        address = full.getsockname()
+        for _ in range(4):  # they fill its queue, and nobody accepts them
+            client = waiting.enter_context(socket.socket())
+            client.settimeout(0.0)
+            client.connect_ex(address)
+        (failure, *_) = await failures_at(f"127.0.0.1:{address[1]}", 1)
+    assert failure.fault is Fault.UNREACHED
+    assert "no connection within" in failure.text
+
+
+async def test_a_server_that_is_not_there_or_hangs_up_is_not_reached():
+    async with Upstream() as gone:
+        endpoint = gone.endpoint
+    found = await failures_at(endpoint)
+
+    async def hang_up(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        found += await failures_at(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert {failure.fault for failure in found} == {Fault.UNREACHED}
 
 
 async def test_each_failure_is_one_report_and_recovery_is_seen():

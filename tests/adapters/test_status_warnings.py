@@ -64,6 +64,30 @@ async def test_a_pool_in_which_none_is_ready_comes_first(watched):
     assert "connection refused" in next(one for one in found if one.subject == str(worker(0))).cause
 
 
+def out_of_time(watched, *numbers):
+    for n in numbers:
+        for _ in range(3):
+            watched.router.on_page_failure(worker(n).endpoint, watched.clock() - 2.0, slow=True)
+
+
+async def test_a_worker_whose_page_is_slow_while_others_are_ready(watched):
+    out_of_time(watched, 1)
+    (one,) = warnings(seen(watched, scrape_errors={worker(1).endpoint: "/metrics did not arrive"}))
+    assert (one.severity, one.subject) == (Severity.BAD, str(worker(1)))
+    assert "gets no requests" in one.text
+    assert "did not arrive" in one.cause
+
+
+async def test_a_pool_in_which_all_are_a_last_resort_is_said_to_be_served(watched):
+    out_of_time(watched, 0, 1, 2)
+    first, *each = warnings(seen(watched, scrape_errors={worker(1).endpoint: "/metrics did not arrive"}))
+    assert (first.severity, first.subject) == (Severity.BAD, "pool default")
+    assert "all the same" in first.text
+    assert [one.subject for one in each] == [str(worker(n)) for n in range(3)]
+    assert all("only because" in one.text for one in each)
+    assert "did not arrive" in each[1].cause
+
+
 async def test_a_worker_that_could_not_be_reached(watched):
     watched.router.table.on_connect_failure(worker(1).endpoint, watched.clock())
     (one,) = warnings(seen(watched))

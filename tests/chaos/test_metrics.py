@@ -91,18 +91,48 @@ async def test_all_pages_are_garbage(wired):
 
 
 async def test_a_page_never_comes(wired):
+    """Whoever serves nothing meanwhile is not used; the next test is about those who do."""
     front = wired.fronts[1]
+    front.delay_s = 3600.0
+    await wired.until_ready(2)
     async with wired.load() as load:
-        await load.more(20)
-        front.delay_s = 3600.0
-        await wired.until_ready(2)
         await load.more(40)
         front.honest()
         await front.cut()
         await front.open()
         await wired.until_ready()
         await load.more(20)
+    await wired.expect_unharmed(load)
 
+
+async def test_no_page_comes_from_engines_that_serve(wired):
+    """As if all were too busy for it: nobody is taken out, nothing is refused, with requests or without."""
+    async with wired.load() as load:
+        await load.more(20)
+        for front in wired.fronts:
+            front.delay_s = 3600.0
+        await wired.until_state(
+            lambda state: all(worker["scrape_failures"] > 3 for worker in state["workers"]),
+            "pages have not come",
+        )
+        await load.more(40)
+    # Now they have nothing to serve, and nothing to show.
+    await wired.until_state(
+        lambda state: all(worker["last_resort"] for worker in state["workers"]), "all are a last resort"
+    )
+    async with wired.load(seed=1) as more:
+        await more.more(40)
+        for front in wired.fronts:
+            front.honest()
+        await wired.until_state(
+            lambda state: not any(worker["scrape_failures"] for worker in state["workers"]),
+            "pages come",
+        )
+        await more.more(20)
+    load.sent += more.sent
+    for sent in load.sent:
+        entry = await wired.decision(sent.request_id)
+        assert entry["selected_worker"] is not None, entry
     await wired.expect_unharmed(load)
 
 

@@ -52,6 +52,15 @@ async def test_trouble_is_shown(watched):
     assert "cancelled" in out
 
 
+async def test_a_last_resort_is_told_from_those_that_are_ready(watched):
+    for n in range(3):
+        for _ in range(3):
+            watched.router.on_page_failure(worker(n).endpoint, 0.0, slow=True)
+    out = shown(watched)
+    assert out.count("last resort") == 3
+    assert "(3 of 3 ready)" in out
+
+
 async def test_nothing_yet_is_said(watched):
     out = shown(watched)
     assert "none yet" in out

@@ -213,6 +213,14 @@ async def test_no_worker_ready(tmp_path):
         await fleet.until_firing("WarmrouteNoWorkerReady")
 
 
+async def test_last_resort(tmp_path):
+    async with watched(tmp_path) as fleet:
+        await fleet.until_healthy()
+        for engine in fleet.engines:
+            engine.faults.metrics_status = 500
+        await fleet.until_firing("WarmrouteLastResort")
+
+
 async def test_predictions_diverge(tmp_path):
     template = tmp_path / "other.jinja"
     template.write_text("{% for message in messages %}Somebody said: {{ message.content }}\n{% endfor %}")

@@ -77,6 +77,11 @@ async def test_it_is_live(page, watched):
     await page.until_text("#decisions", "afterwards")
     await page.until_text("#warnings", "10.0.0.2:8000", "not ready", "requests suffer")
     assert "not ready" in await page.text("#workers")
+    for n in range(3):
+        for _ in range(3):
+            watched.router.on_page_failure(worker(n).endpoint, watched.clock(), slow=True)
+    await page.until_text("#warnings", "pool default", "all the same")
+    await page.until_text("#workers", "last resort")
 
 
 async def test_bars_are_as_long_as_the_terms_are(page, watched):

@@ -210,6 +210,48 @@ async def test_metrics_that_hang_take_a_worker_out_until_they_come_back(tmp_path
         await until_used(stack, engines[0])
 
 
+async def health_in_envoy(stack):
+    """What Envoy has been told of each worker."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(f"http://{stack.envoy.admin}/clusters?format=json") as reply,
+    ):
+        clusters = (await reply.json(content_type=None))["cluster_statuses"]
+    (workers,) = (one for one in clusters if one["name"] == "workers")
+    return sorted(one["health_status"]["eds_health_status"] for one in workers["host_statuses"])
+
+
+async def until_in_envoy(stack, *health):
+    end = time.monotonic() + DEADLINE_S
+    while (found := await health_in_envoy(stack)) != sorted(health):
+        assert time.monotonic() < end, found
+        await asyncio.sleep(0.02)
+
+
+async def test_with_every_metrics_page_too_slow_requests_are_placed_and_served_all_the_same(tmp_path):
+    async with fleet(tmp_path, 2, envoy={"eds": "always"}) as (stack, engines):
+        engines[0].faults.metrics_hang = True
+        await stack.until(says(stack, engines[0], "not ready"))
+        await until_in_envoy(stack, "HEALTHY", "UNHEALTHY")
+        engines[1].faults.metrics_hang = True
+        await stack.until(says(stack, engines[1], "not ready"))
+        await until_in_envoy(stack, "HEALTHY", "HEALTHY")
+        state = json.loads(await stack.page("/state"))
+        assert [(one["ready"], one["last_resort"]) for one in state["workers"]] == [(True, True)] * 2
+        chosen, served = await spread(stack)
+        assert chosen == served == {engine.endpoint for engine in engines}
+        # What they served has shown that nothing is wrong with them but their pages.
+        for engine in engines:
+            assert says(stack, engine, "ready again")()
+        # Without requests nothing shows it. Who refuses connections is no last resort.
+        for engine in engines:
+            await stack.until(says(stack, engine, "not ready"))
+        await engines[1].kill()
+        await until_in_envoy(stack, "HEALTHY", "UNHEALTHY")
+        chosen, _ = await spread(stack)
+        assert chosen == {engines[0].endpoint}
+
+
 async def test_with_every_worker_out_the_answer_is_a_clean_503_that_ends(tmp_path):
     async with fleet(tmp_path, 2) as (stack, engines):
         for engine in engines:

@@ -259,6 +259,7 @@ def _pool(pool: PoolSnapshot, state: RouterSnapshot, put: _Put) -> None:
 
 def _load(worker: WorkerSnapshot, labels: tuple[str, str], put: _Put) -> None:
     put(fleet.WORKER_READY, worker.ready, *labels)
+    put(fleet.WORKER_LAST_RESORT, worker.last_resort, *labels)
     put(fleet.WORKER_ACTIVE, worker.load.active, *labels)
     put(fleet.WORKER_SEQUENCES, worker.load.sequences, *labels)
     put(fleet.WORKER_CONTEXT, worker.load.context_tokens, *labels)

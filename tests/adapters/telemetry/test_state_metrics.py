@@ -173,6 +173,18 @@ def test_readiness_of_workers_and_pools(watched):
     assert watched.value("build_info", version="1.2.3", policy="token-load") == 1
 
 
+def test_workers_of_last_resort_are_ready_and_told(watched):
+    def figures():
+        return [
+            [watched.value(name, n) for n in (0, 1)] for name in ("worker_ready", "worker_last_resort")
+        ], watched.value("workers", pool="default", state="ready")
+
+    for n, expected in ((0, ([[0, 1], [0, 0]], 1)), (1, ([[1, 1], [1, 1]], 2))):
+        for _ in range(3):
+            watched.router.on_page_failure(worker(n).endpoint, watched.clock() - 2.0, slow=True)
+        assert figures() == expected
+
+
 def test_signals_of_kv_events_are_there_for_workers_that_are_followed(watched):
     watched.router.on_kv_events(worker(0), [stored(range(64))], 100.0)
     watched.router.on_kv_trust(worker(0), "complete", trusted=True)

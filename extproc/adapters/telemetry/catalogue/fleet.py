@@ -22,6 +22,12 @@ WORKERS_FULL = gauge(
     ("pool", "why"),
 )
 WORKER_READY = gauge("warmroute_worker_ready", ONE, "1 if requests may go there.", WORKER)
+WORKER_LAST_RESORT = gauge(
+    "warmroute_worker_last_resort",
+    ONE,
+    "1 if that is only because no worker of the pool is ready: its /metrics fails.",
+    WORKER,
+)
 WORKER_ACTIVE = gauge("warmroute_worker_active_requests", REQUEST, "Our unfinished requests there.", WORKER)
 WORKER_SEQUENCES = gauge("warmroute_worker_sequences", "{sequence}", "Sequences of those requests.", WORKER)
 WORKER_CONTEXT = gauge("warmroute_worker_context_tokens", TOKEN, "Tokens of context they hold.", WORKER)
@@ -151,8 +157,8 @@ POOL_LEARNED = gauge(
 )
 
 FLEET_METRICS: Sequence[Metric] = (
-    WORKERS, WORKERS_FULL, WORKER_READY, WORKER_ROUTED, WORKER_ACTIVE, WORKER_SEQUENCES, WORKER_CONTEXT,
-    WORKER_QUEUED, WORKER_QUEUE_SECONDS, WORKER_ENGINE, WORKER_FOREIGN, WORKER_KV_USAGE,
+    WORKERS, WORKERS_FULL, WORKER_READY, WORKER_LAST_RESORT, WORKER_ROUTED, WORKER_ACTIVE, WORKER_SEQUENCES,
+    WORKER_CONTEXT, WORKER_QUEUED, WORKER_QUEUE_SECONDS, WORKER_ENGINE, WORKER_FOREIGN, WORKER_KV_USAGE,
     WORKER_SCRAPE_AGE, WORKER_SCRAPE_FAILURES, WORKER_BLOCKS, WORKER_ORPHANS, WORKER_UNKNOWN_REMOVES,
     WORKER_COMPLETE, WORKER_SUSPENDED, WORKER_EVENT_AGE, WORKER_EVENT_LAG, WORKER_MESSAGES, WORKER_GAPS,
     WORKER_REPLAYS, WORKER_RESETS, WORKER_TRUST, WORKER_DIVERGING, WORKER_DOUBTFUL, POOL_OVERHEAD,
