@@ -143,8 +143,9 @@ class App(Assembled):
         await self._cleanup.enter_async_context(self._watch)
         self._keep_snapshot()
         self._cleanup.push_async_callback(_cancel, asyncio.create_task(self._tick(), name="tick"))
-        counts = [stats for caches in self._pools.prompt_caches().values() for stats in caches]
+        counts = [stats for caches in self._pools.own_caches().values() for stats in caches]
         await warm_up(self._header.build(available_policies(), _new_ticket), contexts, self._clock, counts)
+        self._pools.processes.begin()
         await self._serve()
 
     def _holding(self) -> HeldRequests | None:
@@ -260,6 +261,7 @@ class App(Assembled):
                 access_log=access_log.counters,
                 held=tuple if self._held is None else self._held.state,
                 prompt_caches=self._pools.prompt_caches,
+                prompt_processes=self._pools.processes.state,
                 peers=self._peers,
                 recalled=lambda: self._memory.recalled,
                 admin_cut=lambda: None if self.admin is None else self.admin.cut,

@@ -22,10 +22,13 @@ from extproc.core.types import Member
 from extproc.journal.header import Header
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.normalize import NormalizationMode
+from extproc.prompt.recipe import EncoderRecipe
 from extproc.protocol.addresses import parse_address
 from extproc.protocol.kv_endpoints import resolve_kv_endpoint
 
 _LIMITS = Limits()
+_FEWEST_CORES = 2
+_PROMPT_PROCESSES = 2
 
 
 def load_encoder(pool: Pool, limits: Limits = _LIMITS) -> PromptEncoder | None:
@@ -42,17 +45,29 @@ def load_encoder(pool: Pool, limits: Limits = _LIMITS) -> PromptEncoder | None:
             f"pool {pool.name}: model path {model.path} is not a folder; it must hold tokenizer.json "
             "and tokenizer_config.json, as the engine's model folder does"
         )
-    return PromptEncoder.load(
-        model.path,
+    return encoder_recipe(pool, limits).load()
+
+
+def encoder_recipe(pool: Pool, limits: Limits = _LIMITS) -> EncoderRecipe:
+    """How the encoder of a pool with a model path is made."""
+    model = pool.model
+    return EncoderRecipe(
+        str(model.path),
         chat_template=model.chat_template,
         content_format=model.content_format,
         template_kwargs=model.template_kwargs,
         fast=model.fast_tokenizer,
         exclude_tools_when_tool_choice_none=model.exclude_tools_when_tool_choice_none,
-        clock=datetime.now,
         template_limits=limits.template(),
         cache_bytes=round(model.prompt_cache_mb * (1 << 20)),
     )
+
+
+def prompt_processes(config: Config, cores: int) -> int:
+    """Processes of each router that encode long prompts, on a machine of so many cores."""
+    if config.prompt_processes is not None:
+        return config.prompt_processes
+    return 0 if cores < _FEWEST_CORES else max(1, min(_PROMPT_PROCESSES, cores // config.processes))
 
 
 def load_normalizer(config: Config, pool: Pool) -> PromptNormalizer | None:
@@ -80,16 +95,19 @@ def load_revisions(pool: Pool, limits: Limits = _LIMITS) -> dict[str, PromptEnco
     Raises:
         ConfigError: the files of one cannot be used.
     """
-    encoders = {}
+    encoders = {name: load_encoder(revised, limits) for name, revised in revised_pools(pool).items()}
+    return {name: encoder for name, encoder in encoders.items() if encoder is not None}
+
+
+def revised_pools(pool: Pool) -> dict[str, Pool]:
+    """The pool as it would be with each of its other revisions that renders or encodes differently."""
+    revised = {}
     for other in pool.model.revisions:
         changes = {"path": other.path, "chat_template": other.chat_template}
         given = {name: value for name, value in changes.items() if value is not None}
         if given:
-            model = pool.model.model_copy(update=given)
-            encoder = load_encoder(pool.model_copy(update={"model": model}), limits)
-            if encoder is not None:
-                encoders[other.revision] = encoder
-    return encoders
+            revised[other.revision] = pool.model_copy(update={"model": pool.model.model_copy(update=given)})
+    return revised
 
 
 def admission_of(config: Config) -> Admission:

@@ -1,18 +1,28 @@
 """What each pool's requests need before they are routed: its encoders, its normalizer, its revisions."""
 
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
 
+from extproc.adapters.prompt_processes import PromptProcesses, RemoteEncoder
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.request_preparation import PoolContext
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
-from extproc.assembly import load_encoder, load_normalizer, load_revisions
+from extproc.assembly import (
+    encoder_recipe,
+    load_encoder,
+    load_normalizer,
+    load_revisions,
+    prompt_processes,
+    revised_pools,
+)
 from extproc.config import Config, Pool
 from extproc.core.candidates import PoolFacts
 from extproc.prompt.encoder import PromptEncoder
 from extproc.prompt.piece_cache import PieceCacheStats
+from extproc.prompt.recipe import identity_of
 
 ReadyWorker = Callable[[str], str | None]
 """URL of a ready worker of a pool; None: none is ready."""
@@ -23,6 +33,7 @@ class PoolContexts:
 
     Attributes:
         facts: what the router must know of each pool.
+        processes: encode long prompts, from their `begin` on.
 
     Raises:
         ConfigError: the files of a model cannot be used.
@@ -32,6 +43,8 @@ class PoolContexts:
         self._config = config
         self._encoders = {pool.name: load_encoder(pool, config.limits) for pool in config.pools}
         self._revisions = {pool.name: load_revisions(pool, config.limits) for pool in config.pools}
+        self.processes = PromptProcesses(prompt_processes(config, _cores()))
+        self._remote: dict[str, list[RemoteEncoder]] = {}
         self.facts = {pool.name: self._facts_of(pool) for pool in config.pools}
 
     def open(
@@ -44,10 +57,16 @@ class PoolContexts:
             ready: who is asked to tokenize, where that is configured.
             report: told, in one line a pool, how its prompts are encoded.
         """
+        cleanup.callback(self.processes.close)
         return {pool.name: self._context(pool, cleanup, ready, report) for pool in self._config.pools}
 
     def prompt_caches(self) -> dict[str, list[PieceCacheStats]]:
         """What the pools' encoders remember; a pool's revisions have encoders of their own."""
+        own = self.own_caches()
+        return {name: [*own[name], *(one.stats for one in self._remote.get(name, ()))] for name in own}
+
+    def own_caches(self) -> dict[str, list[PieceCacheStats]]:
+        """The same without what the other processes remember."""
         return {
             name: [one.encoder.stats for one in (encoder, *self._revisions[name].values())]
             for name, encoder in self._encoders.items()
@@ -71,18 +90,22 @@ class PoolContexts:
     ) -> PoolContext:
         facts, encoder = self.facts[pool.name], self._encoders[pool.name]
 
-        def service(one: PromptEncoder) -> PromptService:
+        def service(one: PromptEncoder, made_for: Pool) -> PromptService:
+            recipe = encoder_recipe(made_for, self._config.limits)
+            remote = self.processes.of(recipe, identity_of(one))
+            self._remote.setdefault(pool.name, []).append(remote)
             prompts = PromptService(
                 one,
                 budget_ms=self._config.limits.prompt_budget_ms,
                 worker_tokenizer=_worker_tokenizer(pool, cleanup, ready),
+                processes=remote,
             )
             cleanup.callback(prompts.close)
             return prompts
 
         prompts = None
         if encoder is not None:
-            prompts = service(encoder)
+            prompts = service(encoder, pool)
             report(
                 f"pool {pool.name}: encoding with {encoder.encoder.name}"
                 + (f" ({encoder.encoder.note})" if encoder.encoder.note else "")
@@ -100,11 +123,18 @@ class PoolContexts:
             set(pool.model.names),
             normalizer,
             revisions={
-                name: (other.tokenizer_revision, service(other))
+                name: (other.tokenizer_revision, service(other, revised_pools(pool)[name]))
                 for name, other in self._revisions[pool.name].items()
             },
             template_version="" if encoder is None else encoder.template_version,
         )
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _worker_tokenizer(pool: Pool, cleanup: AsyncExitStack, ready: ReadyWorker) -> WorkerTokenizer | None:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import socket
 
 import aiohttp
@@ -187,6 +188,28 @@ async def test_the_admin_server_shows_what_the_service_does(tmp_path):
         await until(lambda: not app.health.ready)
         assert (await asked(app, "/readyz"))[0] == 503
         assert (await asked(app, "/"))[1].startswith("<!doctype html>")
+
+
+async def test_long_prompts_are_encoded_in_processes_of_their_own_that_leave_with_it(tmp_path):
+    long = TEXT * 50
+    admin = {"admin": {"listen": "127.0.0.1:0"}, "prompt_processes": 1}
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **admin)) as app:
+        processes = app._pools.processes
+        await app.ask()
+        assert processes.pids == ()  # warming up has started none, nor do short prompts
+        await app.ask(long)
+        (pid,) = processes.pids
+
+        async with asyncio.timeout(60.0):
+            while processes.state().hashed.new == 0:
+                await app.ask(long)
+        _, text = await asked(app, "/metrics")
+        assert "warmroute_prompt_processes 1.0" in text
+        decisions = [app.router.ledger.get(lease.id).decision for lease in app.router.ledger]
+        assert {one.request.load_only for one in decisions} == {None}
+        assert len({bytes(one.request.prompts[0]) for one in decisions}) == 2  # ids are the same everywhere
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_lines_that_were_put_off_are_written_when_it_stops(tmp_path):

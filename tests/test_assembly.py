@@ -17,6 +17,7 @@ from extproc.assembly import (
     load_revisions,
     peer_settings,
     peer_sources,
+    prompt_processes,
     router_header,
     sources_of,
 )
@@ -281,3 +282,21 @@ def test_a_router_is_made_from_what_the_file_says_and_what_was_found():
 )
 def test_a_router_knows_every_policy_that_may_have_to_decide(text, others):
     assert header_of(text).others == others
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "found"),
+    [
+        ("", 1, 0),
+        ("", 2, 2),
+        ("", 64, 2),
+        ("processes: 2", 2, 1),
+        ("processes: 4", 2, 1),
+        ("processes: 4", 8, 2),
+        ("prompt_processes: 0", 64, 0),
+        ("prompt_processes: 5", 1, 5),
+    ],
+)
+def test_long_prompts_get_processes_where_there_are_cores(text, cores, found):
+    pool = {"pools": [{"discovery": {"static": ["10.0.0.1:8000"]}}]}
+    assert prompt_processes(configuration.parse(f"{text}\n{yaml.safe_dump(pool)}"), cores) == found

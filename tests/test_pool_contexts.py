@@ -56,7 +56,8 @@ async def test_a_revision_with_files_of_its_own_has_an_encoder_of_its_own(tmp_pa
     async with cleanup:
         assert set(contexts["a"].revisions) == set(made.facts["a"].tokenizer_revisions) == {"v2"}
         assert contexts["a"].revisions["v2"][1] is not contexts["a"].prompts
-    assert len(made.prompt_caches()["a"]) == 2
+    assert len(made.own_caches()["a"]) == 2
+    assert len(made.prompt_caches()["a"]) == 4  # and what other processes have of each
 
 
 async def test_who_is_asked_to_tokenize_is_a_ready_worker_of_the_pool():

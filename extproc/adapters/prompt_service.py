@@ -1,6 +1,7 @@
 """Prompts to token ids within a time budget, off the event loop where it takes long.
 
-Small prompts are encoded where they arrive; long ones in a few threads. A request whose ids are not ready
+Small prompts are encoded where they arrive; long ones in a few threads, which let processes beside ours do it
+where there are any (see `extproc.adapters.prompt_processes`). A request whose ids are not ready
 within the budget is routed by load, and its thread finishes in the background: nothing can stop a chat
 template that loops, but it occupies one of the threads, never the event loop. When all places are taken,
 requests are routed by load at once instead of queueing for ids that would come too late.
@@ -17,8 +18,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from extproc.adapters.telemetry.stages import NO_IDS, TOKENIZE, WAIT, Stages
+from extproc.adapters.prompt_processes import Elsewhere, PromptProcessError
+from extproc.adapters.telemetry.stages import NO_IDS, RENDER, TOKENIZE, WAIT, Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
+from extproc.core.hashing import REMEMBERED, ChainKey
 from extproc.prompt.encoder import EncodedPrompt
 from extproc.prompt.errors import Unsupported
 from extproc.protocol.openai import InferenceRequest, LoadOnly
@@ -37,6 +40,19 @@ class RequestEncoder(Protocol):
         ...
 
 
+class Processes(Protocol):
+    """What the service needs of a `RemoteEncoder`."""
+
+    @property
+    def count(self) -> int:
+        """How many prompts can be encoded at one time."""
+        ...
+
+    def encode(self, request: InferenceRequest, chain: ChainKey | None) -> Elsewhere | None:
+        """Ids and hashes from another process; None: there is none for it now."""
+        ...
+
+
 class PromptService:
     """Encodes requests for one model.
 
@@ -47,6 +63,7 @@ class PromptService:
         threads: threads for the others.
         places: encodings running, queued or abandoned at one time; more requests are routed by load.
         worker_tokenizer: asks a worker what cannot be rendered here.
+        processes: encode what the threads have; None: they do it themselves.
     """
 
     def __init__(
@@ -58,11 +75,13 @@ class PromptService:
         threads: int = 2,
         places: int = 64,
         worker_tokenizer: WorkerTokenizer | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._encoder = encoder
         self._budget_s = budget_ms / 1000
         self._inline_bytes = inline_bytes
-        self._threads = _Threads(threads, places)
+        self._processes = processes
+        self._threads = _Threads(max(threads, 0 if processes is None else processes.count), places)
         self._judges = False  # not the first: it pays for what is imported and compiled
         self._worker_tokenizer = worker_tokenizer
 
@@ -70,20 +89,20 @@ class PromptService:
         self,
         request: InferenceRequest,
         watched: Stages | None = None,
-        then: Callable[[EncodedPrompt], None] | None = None,
+        chain: ChainKey | None = None,
     ) -> EncodedPrompt | LoadOnly:
         """Token ids, or why the request is routed by load. Never raises for what a request contains.
 
-        `watched` gets the stages: `wait`, `render` and `tokenize`, or `no-ids`. `then` is called with the ids
-        of long prompts in the thread that has encoded them: for what would take long, too.
+        `watched` gets the stages: `wait`, `render` and `tokenize`, or `no-ids`. Long prompts are hashed, too,
+        where `chain` is given: on the event loop that would take long.
         """
         watched = watched or Stages(asyncio.get_running_loop().time)
-        encoded = await self._encode(request, watched, then)
+        encoded = await self._encode(request, watched, chain)
         watched.mark(NO_IDS if isinstance(encoded, LoadOnly) else TOKENIZE)
         return encoded
 
     async def _encode(
-        self, request: InferenceRequest, stages: Stages, then: Callable[[EncodedPrompt], None] | None
+        self, request: InferenceRequest, stages: Stages, chain: ChainKey | None
     ) -> EncodedPrompt | LoadOnly:
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -94,10 +113,13 @@ class PromptService:
                     return self._encoder.encode(request, stages.mark)
                 finally:  # a template that was ended has taken longest
                     self._judge_inline(time.thread_time() - worked)
-            return await self._in_thread(request, stages, then)
+            return await self._in_thread(request, stages, chain)
         except Unsupported as problem:
             remaining = self._budget_s - (loop.time() - started)
             return await self._ask_worker(request, problem.reason, remaining)
+        except PromptProcessError as error:
+            _log.warning("%s; a %s request is routed by load", error, request.kind.value)
+            return LoadOnly("prompt-error", request.model)
         except Exception:
             _log.exception("encoding a %s request failed; it is routed by load", request.kind.value)
             return LoadOnly("prompt-error", request.model)
@@ -125,16 +147,18 @@ class PromptService:
             self._inline_bytes = -1
 
     async def _in_thread(
-        self, request: InferenceRequest, stages: Stages, then: Callable[[EncodedPrompt], None] | None
+        self, request: InferenceRequest, stages: Stages, chain: ChainKey | None
     ) -> EncodedPrompt | LoadOnly:
         inside = stages.fork()
 
         def work() -> EncodedPrompt:
             inside.mark(WAIT)
-            encoded = self._encoder.encode(request, inside.mark)
-            if then is not None:
-                then(encoded)
-            return encoded
+            found = None if self._processes is None else self._processes.encode(request, chain)
+            if found is None:
+                return _hashed(self._encoder.encode(request, inside.mark), chain)
+            if found.encoded_s is not None:
+                inside.mark(RENDER, ago_s=found.encoded_s)
+            return found.prompt
 
         job = self._threads.submit(work)
         if job is None:
@@ -161,6 +185,13 @@ class PromptService:
         except WorkerTokenizerError as error:
             _log.debug("worker tokenizer: %s", error)
             return LoadOnly(f"unsupported:{reason}", request.model)
+
+
+def _hashed(encoded: EncodedPrompt, chain: ChainKey | None) -> EncodedPrompt:
+    if chain is None:
+        return encoded
+    hashes = tuple(REMEMBERED.prompt_chain(ids, *chain) for ids in encoded.prompts)
+    return EncodedPrompt(encoded.prompts, {chain.block_size: hashes})
 
 
 _Job = tuple[Future[EncodedPrompt], Callable[[], EncodedPrompt]]

@@ -6,7 +6,6 @@ that a client may say of itself in headers and fields of ours is a hint: none is
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from extproc.adapters.admission import Admission, Body, Destination, RefusedError, Visitor
@@ -14,14 +13,12 @@ from extproc.adapters.prompt_normalizer import NormalizedRequest, PromptNormaliz
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.stages import NORMALIZE, PARSE, Stages
-from extproc.core.hashing import REMEMBERED
+from extproc.core.hashing import ChainKey
 from extproc.core.namespace import Namespace
 from extproc.core.prefix_classes import PrefixClass
-from extproc.core.prefix_hits import Chains
 from extproc.core.rollout import Mode, Rollout, Traffic
 from extproc.core.types import Rendition, RoutingRequest, WorkerId
 from extproc.core.worker_table import WorkerTable
-from extproc.prompt.encoder import EncodedPrompt
 from extproc.protocol.body_limits import BodyLimits
 from extproc.protocol.endpoint_picker import match_subset
 from extproc.protocol.hold_hints import body_priority
@@ -212,23 +209,15 @@ class RequestPreparation:
         if pool.prompts is None:
             ask.load_only = "no-tokenizer"
             return
-        chains: Chains = {}
-        encoded = await pool.prompts.encode(parsed, stages, partial(self._hash, ask, chains))
-        if isinstance(encoded, LoadOnly):  # a thread that was given up may still fill `chains`
+        size = self._block_sizes.get(ask.pool)
+        chain = None if size is None else ChainKey(size, ask.namespace.seed)
+        encoded = await pool.prompts.encode(parsed, stages, chain)
+        if isinstance(encoded, LoadOnly):
             ask.load_only = encoded.reason
             return
-        ask.prompts, ask.chains = encoded.prompts, chains or None
+        ask.prompts, ask.chains = encoded.prompts, dict(encoded.chains) or None
         ask.prompt_tokens = sum(len(prompt) for prompt in encoded.prompts)
         ask.renditions = await self._renditions(parsed, pool)
-
-    def _hash(self, ask: RoutingRequest, chains: Chains, encoded: EncodedPrompt) -> None:
-        """Put the block hashes of a long prompt into `chains`, in the thread that has encoded it.
-
-        The router would compute them on the event loop.
-        """
-        size, seed = self._block_sizes.get(ask.pool), ask.namespace.seed
-        if size is not None:
-            chains[size] = tuple(REMEMBERED.prompt_chain(one, size, seed) for one in encoded.prompts)
 
     async def _renditions(self, parsed: InferenceRequest, pool: PoolContext) -> dict[str, Rendition]:
         """The prompts as other revisions encode them, as far as a worker serves one."""

@@ -26,6 +26,11 @@ class Config(Section):
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="routers in this `serve`, on one port and each on one of its own: the next ones"
     )
+    prompt_processes: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None,
+        description="processes of each router that encode prompts of over 16 KiB beside it, started by the "
+        "first such prompt; 0: threads do; null: 2, with `processes` at most one a core, on one core 0",
+    )
     tls: Tls | None = None
     pools: Annotated[list[Pool], Field(min_length=1)]
     aliases: dict[str, str] = Field(

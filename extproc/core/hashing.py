@@ -9,12 +9,28 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
+from typing import NamedTuple
 
 import xxhash
 
 _WORD = 4
 _BIG_ENDIAN = sys.byteorder == "big"
 _STRETCH = 64  # blocks cut out of the tokens, or remembered, in one go
+
+REMEMBERED_BLOCKS = 1_000_000
+"""How many blocks a `ChainMemo` remembers by default, at some 60 bytes each."""
+
+
+class ChainKey(NamedTuple):
+    """What the hashes of a prompt depend on besides its tokens.
+
+    Attributes:
+        block_size: tokens per block.
+        seed: of the namespace.
+    """
+
+    block_size: int
+    seed: int
 
 
 def token_array(token_ids: Iterable[int]) -> "array[int]":
@@ -68,7 +84,7 @@ class ChainMemo:
         misses: stretches hashed.
     """
 
-    def __init__(self, max_blocks: int = 1_000_000) -> None:
+    def __init__(self, max_blocks: int = REMEMBERED_BLOCKS) -> None:
         self._half = max_blocks // _STRETCH // 2
         self._young: dict[tuple[int, int], tuple[int, ...]] = {}
         self._old: dict[tuple[int, int], tuple[int, ...]] = {}

@@ -7,7 +7,7 @@ and template arguments. It is safe to use from several threads. What it cannot r
 
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -32,9 +32,13 @@ from extproc.protocol.openai import InferenceRequest, RequestKind
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """Token ids of every prompt of a request, in order. One array of 4-byte integers per prompt."""
+    """Token ids of every prompt of a request, in order. One array of 4-byte integers per prompt.
+
+    `chains` are the block hashes of each, by tokens per block, where they were asked for.
+    """
 
     prompts: tuple["array[int]", ...]
+    chains: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

@@ -7,7 +7,7 @@ read (no JSON object on an inference path) is refused, in the error shape OpenAI
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -86,8 +86,8 @@ class LoadOnly:
 class InferenceRequest:
     """One generation request. `body` is the parsed JSON object with its keys in wire order: never change it.
 
-    `sequences` is how many sequences the engine will run (prompts times `n`); `size` is the length of the
-    (decoded) body in bytes; `max_output_tokens` is per sequence.
+    `sequences` is how many sequences the engine will run (prompts times `n`); `plain` is the body without its
+    content encoding and `size` its length in bytes; `max_output_tokens` is per sequence.
     """
 
     kind: RequestKind
@@ -101,6 +101,7 @@ class InferenceRequest:
     prompt_cache_key: str | None = None
     user: str | None = None
     priority: int | None = None
+    plain: bytes = field(default=b"", repr=False, compare=False)
 
 
 def parse_request(
@@ -129,7 +130,19 @@ def parse_request(
     excess = _excess(kind, document, limits)
     if excess is not None:
         return LoadOnly(excess, _name(document.get("model")))
-    return _describe(kind, document, len(plain))
+    return _describe(kind, document, plain)
+
+
+def parse_plain(kind: RequestKind, plain: bytes) -> InferenceRequest:
+    """The request again whose `plain` body this is: it was read once, and every limit was kept then.
+
+    Raises:
+        BadRequest, RecursionError: it was not.
+    """
+    document = decode_json(plain)
+    if not isinstance(document, dict):
+        raise BadRequest(400, "The request body must be a JSON object.", code="invalid_json")
+    return _describe(kind, document, plain)
 
 
 def _plain(headers: Mapping[str, str], body: bytes, limits: BodyLimits) -> bytes | None:
@@ -176,7 +189,7 @@ def decode_json(body: bytes) -> Any:
         raise BadRequest(400, "The request body is not valid JSON.", code="invalid_json") from None
 
 
-def _describe(kind: RequestKind, body: dict[str, Any], size: int) -> InferenceRequest:
+def _describe(kind: RequestKind, body: dict[str, Any], plain: bytes) -> InferenceRequest:
     limit = None
     for key in _OUTPUT_LIMIT_KEYS[kind]:
         limit = _integer(body.get(key))
@@ -194,7 +207,8 @@ def _describe(kind: RequestKind, body: dict[str, Any], size: int) -> InferenceRe
         kind=kind,
         model=_name(body.get("model")),
         body=body,
-        size=size,
+        size=len(plain),
+        plain=plain,
         max_output_tokens=limit,
         stream=body.get("stream") is True,
         cache_salt=_text(body.get("cache_salt")),

@@ -7,9 +7,11 @@ from array import array
 
 import pytest
 
+from extproc.adapters.prompt_processes import Elsewhere, PromptProcessError
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.telemetry.stages import Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizerError
+from extproc.core.hashing import ChainKey, ChainMemo, prompt_chain
 from extproc.prompt.encoder import EncodedPrompt, PromptEncoder
 from extproc.prompt.errors import Unsupported
 from extproc.prompt.template_guard import TemplateLimits
@@ -236,11 +238,80 @@ async def test_concurrent_long_prompts_get_the_ids_they_would_get_alone(make):
     assert results == [encoder.encode(request) for request in requests]
 
 
-async def test_what_comes_after_a_long_encoding_is_done_in_its_thread_and_a_short_one_is_none(make):
+async def test_long_prompts_are_hashed_in_their_thread_and_short_ones_are_not(make, monkeypatch):
+    threads = []
+
+    class Memo(ChainMemo):
+        def prompt_chain(self, *args):
+            threads.append(threading.current_thread())
+            return super().prompt_chain(*args)
+
+    monkeypatch.setattr("extproc.adapters.prompt_service.REMEMBERED", Memo())
     encoder = Encoder()
-    service, seen = make(encoder), []
-    for request in (SMALL, LONG):
-        found = await service.encode(request, then=lambda ids: seen.append((ids, threading.current_thread())))
-        assert found == IDS
-    assert seen == [(IDS, encoder.threads[1])]
-    assert encoder.threads[1] is not threading.main_thread()
+    service, key = make(encoder), ChainKey(1, 7)
+    assert (await service.encode(SMALL, chain=key)).chains == {}
+    found = await service.encode(LONG, chain=key)
+    assert found.chains == {1: (tuple(prompt_chain(IDS.prompts[0], 1, 7)),)}
+    assert threads == [encoder.threads[1]]
+    assert (await service.encode(LONG)).chains == {}
+
+
+class Answers:
+    """Processes that answer as they are told; None: there is none."""
+
+    count = 3
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    def encode(self, request, chain):
+        self.asked.append((request, chain))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_long_prompts_are_encoded_elsewhere_and_by_their_thread_where_nobody_is(make):
+    there = EncodedPrompt((array("I", [7]),), {16: ((),)})
+    processes, encoder = Answers(Elsewhere(there, 0.0), None), Encoder()
+    service, key = make(encoder, processes=processes), ChainKey(16, 7)
+    assert await service.encode(SMALL, chain=key) == IDS
+    assert processes.asked == []
+    assert await service.encode(LONG, chain=key) is there
+    assert len(encoder.threads) == 1
+    assert (await service.encode(LONG, chain=key)).prompts == IDS.prompts
+    assert len(encoder.threads) == 2
+    assert processes.asked == [(LONG, key)] * 2
+
+
+async def test_a_prompt_that_is_lost_elsewhere_is_not_tried_here(make):
+    encoder = Encoder()
+    service = make(encoder, processes=Answers(PromptProcessError("it has ended")))
+    assert await service.encode(LONG) == LoadOnly("prompt-error", "m")
+    assert encoder.threads == []
+
+
+async def test_what_cannot_be_encoded_elsewhere_is_asked_of_a_worker(make):
+    worker = Worker(IDS)
+    service = make(Encoder(), processes=Answers(Unsupported("renderer")), worker_tokenizer=worker)
+    assert await service.encode(LONG) == IDS
+    assert len(worker.timeouts) == 1
+
+
+async def test_there_is_a_thread_for_each_process(make):
+    encoder = Encoder(gated=True)
+    service = make(encoder, processes=Answers(None, None, None), threads=1)
+    asked = [asyncio.create_task(service.encode(LONG)) for _ in range(3)]
+    for _ in asked:
+        await entered(encoder)  # all at one time
+    encoder.gate.set()
+    assert await asyncio.gather(*asked) == [IDS] * 3
+
+
+async def test_stages_elsewhere_are_told_as_those_here(make):
+    for encoded_s, stages in ((0.0, ["wait", "render", "tokenize"]), (None, ["wait", "tokenize"])):
+        watched = Stages(time.monotonic)
+        await make(Encoder(), processes=Answers(Elsewhere(IDS, encoded_s))).encode(LONG, watched)
+        assert [stage.name for stage in watched.all()] == stages

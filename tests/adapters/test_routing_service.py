@@ -507,7 +507,7 @@ async def test_prompts_are_encoded_for_each_revision_that_a_worker_serves(make, 
 
 async def test_long_prompts_are_hashed_before_they_come_to_the_router(make, monkeypatch):
     memo, routers = ChainMemo(), ChainMemo()
-    monkeypatch.setattr("extproc.adapters.request_preparation.REMEMBERED", memo)
+    monkeypatch.setattr("extproc.adapters.prompt_service.REMEMBERED", memo)
     monkeypatch.setattr("extproc.core.candidates.REMEMBERED", routers)
     service = make()
     for state in service.router.table.all():

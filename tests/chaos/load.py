@@ -37,14 +37,18 @@ def documents(rng: random.Random) -> list[str]:
     return [prose(rng, 250) for _ in range(DOCUMENTS)]
 
 
-def question(about: str, rng: random.Random, *, stream: bool, max_tokens: int) -> dict[str, Any]:
-    """A request body."""
+def question(
+    about: str, rng: random.Random, *, stream: bool, max_tokens: int, padding: int = 0
+) -> dict[str, Any]:
+    """A request body, longer by `padding` than it need be."""
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": f"{about} Question {rng.random()}"}],
         "max_tokens": max_tokens,
         "ignore_eos": True,
     }
+    if padding:
+        body["padding"] = " " * padding
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -68,12 +72,19 @@ class Load:
     """So many clients ask until the block is left; then what is open is answered to its end."""
 
     def __init__(
-        self, stack: "ChaosStack", *, clients: int = CLIENTS, max_tokens: int = 25, seed: int = 0
+        self,
+        stack: "ChaosStack",
+        *,
+        clients: int = CLIENTS,
+        max_tokens: int = 25,
+        seed: int = 0,
+        padding: int = 0,
     ) -> None:
         self._stack = stack
         self._clients = clients
         self._max_tokens = max_tokens
         self._seed = seed
+        self._padding = padding
         self._name = next(_LOADS)
         self._stop = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,7 +130,8 @@ class Load:
         stream = rng.random() < 0.5
         sent = Sent(request_id, stream, time.monotonic())
         self.sent.append(sent)
-        body = question(rng.choice(self._stack.documents), rng, stream=stream, max_tokens=self._max_tokens)
+        about = rng.choice(self._stack.documents)
+        body = question(about, rng, stream=stream, max_tokens=self._max_tokens, padding=self._padding)
         headers = {"content-type": "application/json", "x-request-id": request_id}
         try:
             async with self._stack.session.post(PATH, data=json.dumps(body), headers=headers) as reply:

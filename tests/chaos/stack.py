@@ -239,6 +239,11 @@ class ChaosStack(FullStack):
         pages = Path(f"/proc/{self.router.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
+    def prompt_processes(self) -> list[int]:
+        """Process ids of those that encode long prompts for the router."""
+        tasks = Path(f"/proc/{self.router.pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
     def router_files(self) -> int:
         """Open file descriptors."""
         return sum(1 for _ in Path(f"/proc/{self.router.pid}/fd").iterdir())

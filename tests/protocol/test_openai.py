@@ -273,6 +273,23 @@ def test_decoding_refuses_exactly_what_python_refuses(body):
         assert repr(decode_json(body)) == expected
 
 
+@pytest.mark.parametrize(("path", "kind"), openai.PATHS.items())
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}])
+def test_a_request_is_read_again_from_its_plain_body(path, kind, headers):
+    fields = {"model": "m", "n": 2, "stream": True, "max_tokens": 7, "user": "u", "priority": 3}
+    body = json.dumps({**fields, "prompt": ["a", "b"], "messages": [], "input": "q"}).encode()
+    request = parse_request("POST", path, headers, gzip.compress(body) if headers else body)
+    assert request.plain == body
+    assert "plain" not in repr(request)
+    assert openai.parse_plain(kind, request.plain) == request
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b""])
+def test_what_is_no_request_is_none_when_it_is_read_again(body):
+    with pytest.raises(BadRequest):
+        openai.parse_plain(openai.RequestKind.CHAT, body)
+
+
 @given(st.text(), st.text(), st.binary(max_size=60))
 def test_nothing_else_escapes(method, path, body):
     assert isinstance(parse_request(method, path, {"content-encoding": path}, body), LoadOnly)

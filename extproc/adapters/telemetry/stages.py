@@ -46,9 +46,10 @@ class Stages:
         self.started = clock()
         self._wall_ns = wall_ns()
 
-    def mark(self, stage: str) -> None:
-        """`stage` ends now."""
-        self.marks.append((stage, self._clock()))
+    def mark(self, stage: str, ago_s: float = 0.0) -> None:
+        """`stage` ends now, or has ended some seconds ago, but not before the one before it."""
+        at = self._clock() - ago_s
+        self.marks.append((stage, max(at, self.ended) if ago_s else at))
 
     def fork(self) -> "Stages":
         """Another record that begins now, for work that may come to nothing."""

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from extproc.adapters.holding import HeldState
 from extproc.adapters.peer_status import PeersStatus, PeerStatus
+from extproc.adapters.prompt_processes import NO_PROCESSES, ProcessesState
 from extproc.adapters.telemetry.catalogue import STATE_METRICS, fleet, service
 from extproc.adapters.telemetry.metric import Kind, Metric
 from extproc.core.hashing import REMEMBERED
@@ -65,6 +66,7 @@ class StateSources:
         access_log: the access log server's counters; None before it runs.
         held: what is held, by pool; nothing where nothing is.
         prompt_caches: what each pool's encoders remember.
+        prompt_processes: how the processes that encode long prompts are doing.
         peers: other replicas; None where there are none.
         recalled: workers whose index was taken over at our start.
         admin_cut: connections to the admin server that were cut; None where there is none.
@@ -80,6 +82,7 @@ class StateSources:
     access_log: Callable[[], AccessLogCounts | None]
     held: Callable[[], Sequence[HeldState]] = tuple
     prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict
+    prompt_processes: Callable[[], ProcessesState] = lambda: NO_PROCESSES
     peers: Callable[[], PeersStatus | None] = lambda: None
     recalled: Callable[[], int] = lambda: 0
     admin_cut: Callable[[], int | None] = lambda: None
@@ -97,6 +100,7 @@ class StateSources:
         access_log: AccessLogCounts | None = None,
         held: Callable[[], Sequence[HeldState]] = tuple,
         prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict,
+        prompt_processes: Callable[[], ProcessesState] = lambda: NO_PROCESSES,
         peers: Callable[[], PeersStatus | None] = lambda: None,
         recalled: Callable[[], int] = lambda: 0,
         admin_cut: Callable[[], int | None] = lambda: None,
@@ -118,6 +122,7 @@ class StateSources:
             access_log=lambda: access_log,
             held=held,
             prompt_caches=prompt_caches,
+            prompt_processes=prompt_processes,
             peers=peers,
             recalled=recalled,
             admin_cut=admin_cut,
@@ -179,9 +184,12 @@ class StateCollector(Collector):
         put(service.INDEX_BYTES, sources.index_bytes())
         put(service.ADMIN_CUT, sources.admin_cut())
         put(service.HELD_FAULTS, sources.held_faults())
-        put(service.HASH_STRETCHES, REMEMBERED.hits, "known")
-        put(service.HASH_STRETCHES, REMEMBERED.misses, "new")
-        put(service.HASH_BLOCKS, REMEMBERED.blocks)
+        encoding = sources.prompt_processes()
+        put(service.PROMPT_PROCESSES, encoding.running)
+        put(service.PROMPT_PROCESSES_LOST, encoding.lost)
+        put(service.HASH_STRETCHES, REMEMBERED.hits + encoding.hashed.known, "known")
+        put(service.HASH_STRETCHES, REMEMBERED.misses + encoding.hashed.new, "new")
+        put(service.HASH_BLOCKS, REMEMBERED.blocks + encoding.hashed.blocks)
         for held in sources.held():
             put(service.HELD, held.requests, held.pool)
             put(service.HELD_BYTES, held.bytes, held.pool)

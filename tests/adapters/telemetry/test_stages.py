@@ -30,6 +30,23 @@ def test_a_fork_counts_only_when_it_is_joined():
     assert stages.all() == [Stage("wait", 0.0, 1.0), Stage("tokenize", 1.0, 3.0)]
 
 
+def test_a_stage_may_have_ended_a_moment_ago_but_not_before_the_one_before_it():
+    clock = Clock()
+    stages = Stages(clock)
+    clock.now = 1.0
+    stages.mark("wait")
+    clock.now = 3.0
+    stages.mark("render", ago_s=0.5)
+    stages.mark("tokenize")
+    stages.mark("match", ago_s=9.0)
+    assert [(stage.name, stage.end) for stage in stages.all()] == [
+        ("wait", 1.0),
+        ("render", 2.5),
+        ("tokenize", 3.0),
+        ("match", 3.0),
+    ]
+
+
 def test_clock_times_become_wall_times():
     stages = Stages(Clock(100.0), lambda: 1_700_000_000_000_000_000)
     assert stages.unix_ns(100.25) == 1_700_000_000_250_000_000

@@ -9,6 +9,8 @@ from extproc.adapters.ext_proc_server import ExtProcCounters
 from extproc.adapters.holding import HeldState
 from extproc.adapters.kv_stream import KvStreamStats
 from extproc.adapters.peer_status import PeersStatus, PeerStatus
+from extproc.adapters.prompt_messages import Hashed
+from extproc.adapters.prompt_processes import ProcessesState
 from extproc.adapters.telemetry.catalogue import STATE_METRICS
 from extproc.adapters.telemetry.state_metrics import StateCollector, StateSources
 from extproc.core.candidates import PoolFacts
@@ -85,6 +87,7 @@ class Watched:
                 access_log=self.access_log,
                 held=lambda: self.held,
                 prompt_caches=lambda: self.prompt_caches,
+                prompt_processes=lambda: ProcessesState(2, 5, Hashed(known=40, new=30, blocks=1920)),
                 peers=lambda: self.peers,
                 recalled=lambda: 9,
                 admin_cut=lambda: 10,
@@ -279,4 +282,11 @@ def test_what_the_index_keeps_and_has_given_up_is_counted(watched):
     prompt = token_array(range(5000, 5000 + 64 * 16 + 1))
     assert len(REMEMBERED.prompt_chain(prompt, 16, 1)) == 64
     assert watched.value("prompt_hash_stretches_total", state="new") == before + 1
-    assert watched.value("prompt_hash_blocks") >= 64
+    assert watched.value("prompt_hash_blocks") == REMEMBERED.blocks + 1920
+    for state, here, elsewhere in (("known", REMEMBERED.hits, 40), ("new", REMEMBERED.misses, 30)):
+        assert watched.value("prompt_hash_stretches_total", state=state) == here + elsewhere
+
+
+def test_processes_for_long_prompts_are_counted(watched):
+    assert watched.value("prompt_processes") == 2
+    assert watched.value("prompt_processes_lost_total") == 5

@@ -129,10 +129,23 @@ PROMPT_CACHE_EVICTED = counter(
     ("pool",),
 )
 
+PROMPT_PROCESSES = gauge(
+    "warmroute_prompt_processes",
+    "{process}",
+    "Processes that encode long prompts; the first such prompt starts them.",
+)
+PROMPT_PROCESSES_LOST = counter(
+    "warmroute_prompt_processes_lost",
+    "{process}",
+    "Of these, those that have ended or were stuck; the prompts they had were routed by load.",
+    (),
+)
+
 SERVICE_METRICS: Sequence[Metric] = (
     BUILD, LEASES, OLDEST_LEASE, ACCESS_LOG_STREAMS, ACCESS_LOG_ENTRIES, STREAMS, PASSED, ERRORS,
     INDEX_BLOCKS, INDEX_ENTRIES, INDEX_GIVEN_UP, INDEX_RECALLED, INDEX_BYTES, HASH_STRETCHES, HASH_BLOCKS,
-    PROMPT_CHARACTERS, PROMPT_CACHE_BYTES, PROMPT_CACHE_EVICTED, HELD, HELD_BYTES, HELD_FAULTS,
+    PROMPT_CHARACTERS, PROMPT_CACHE_BYTES, PROMPT_CACHE_EVICTED, PROMPT_PROCESSES,
+    PROMPT_PROCESSES_LOST, HELD, HELD_BYTES, HELD_FAULTS,
     PEER_CONNECTED, PEER_CONNECTS, PEER_SILENT, PEER_SEQUENCES, PEER_SIGNALS, PEER_LISTENERS,
     PEER_REFUSED, PEER_INDEXES, ADMIN_CUT,
 )  # fmt: skip
