@@ -63,7 +63,8 @@ class PromptService:
         threads: threads for the others.
         places: encodings running, queued or abandoned at one time; more requests are routed by load.
         worker_tokenizer: asks a worker what cannot be rendered here.
-        processes: encode what the threads have; None: they do it themselves.
+        processes: encode longer ones of what the threads have; None: they do it themselves.
+        elsewhere_bytes: bodies beyond this size are encoded in other processes; it takes two to wake up.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class PromptService:
         places: int = 64,
         worker_tokenizer: WorkerTokenizer | None = None,
         processes: Processes | None = None,
+        elsewhere_bytes: int = 64 << 10,
     ) -> None:
         self._encoder = encoder
         self._budget_s = budget_ms / 1000
         self._inline_bytes = inline_bytes
         self._processes = processes
+        self._elsewhere_bytes = elsewhere_bytes
         self._threads = _Threads(max(threads, 0 if processes is None else processes.count), places)
         self._judges = False  # not the first: it pays for what is imported and compiled
         self._worker_tokenizer = worker_tokenizer
@@ -153,7 +156,9 @@ class PromptService:
 
         def work() -> EncodedPrompt:
             inside.mark(WAIT)
-            found = None if self._processes is None else self._processes.encode(request, chain)
+            found = None
+            if self._processes is not None and request.size > self._elsewhere_bytes:
+                found = self._processes.encode(request, chain)
             if found is None:
                 return _hashed(self._encoder.encode(request, inside.mark), chain)
             if found.encoded_s is not None:

@@ -67,6 +67,11 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--processes", type=int, default=1, metavar="N", help="of the router (default: 1); asked in turn"
     )
+    out.add_argument(
+        "--threads",
+        action="store_true",
+        help="ask in turn also a router whose threads encode long prompts (`prompt_processes: 0`)",
+    )
     out.add_argument("--json", metavar="FILE", help="write everything here")
     out.add_argument("--log", metavar="FILE", help="keep the router's log here")
     return out
@@ -87,7 +92,11 @@ async def workers(stack: contextlib.AsyncExitStack, directory: Path, count: int)
 
 
 async def router(
-    stack: contextlib.AsyncExitStack, directory: Path, endpoints: list[str], processes: int = 1
+    stack: contextlib.AsyncExitStack,
+    directory: Path,
+    endpoints: list[str],
+    processes: int = 1,
+    prompt_processes: int | None = None,
 ) -> tuple[ChildProcess, str]:
     """A router for these workers, as a user would run it, and its address, or one for each process."""
     listen, admin = ports_in_a_row(processes + 1), ports_in_a_row(processes + 1)
@@ -95,6 +104,7 @@ async def router(
         "listen": f"127.0.0.1:{listen}",
         "admin": {"listen": f"127.0.0.1:{admin}"},
         "processes": processes,
+        "prompt_processes": prompt_processes,
         "decision_log": {"path": str(directory / "decisions.jsonl")},
         "pools": [
             {
@@ -194,12 +204,20 @@ async def _main(args: argparse.Namespace, directory: Path, console: Console) -> 
             async with contextlib.AsyncExitStack() as stack:
                 folder = directory / key
                 folder.mkdir()
-                ours = await router(stack, folder, await workers(stack, folder, args.workers), args.processes)
+                fleet = await workers(stack, folder, args.workers)
                 theirs = await trivial(stack, folder)
+                targets = {}
+                for name, prompt_processes in (("Warmroute", None), ("Warmroute, threads", 0)):
+                    if prompt_processes is None or args.threads:
+                        own = folder / f"prompt-processes-{prompt_processes}"
+                        own.mkdir()
+                        targets[name] = await router(stack, own, fleet, args.processes, prompt_processes)
+                ours = targets["Warmroute"]
+                targets["trivial processor"] = theirs
                 for round_number in range(args.rounds):
-                    for name, target in (("Warmroute", ours), ("trivial processor", theirs)):
+                    for name, target in targets.items():
                         status.update(f"{key}, round {round_number + 1} of {args.rounds}: {name}")
-                        run = await measure(target, key, args, round_number, tickets=target is ours)
+                        run = await measure(target, key, args, round_number, tickets=target is not theirs)
                         runs.setdefault(f"{key}/{name}", []).append(run)
                 if args.log:
                     _keep(ours[0].log, args.log)

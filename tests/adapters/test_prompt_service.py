@@ -27,7 +27,7 @@ def chat(content="q", **fields):
     return parse_request("POST", "/v1/chat/completions", {}, json.dumps(body).encode())
 
 
-SMALL, LONG = chat(), chat("word " * 4000)
+SMALL, LONG, LONGER = chat(), chat("word " * 4000), chat("word " * 16_000)
 
 
 class Encoder:
@@ -273,37 +273,38 @@ class Answers:
         return answer
 
 
-async def test_long_prompts_are_encoded_elsewhere_and_by_their_thread_where_nobody_is(make):
+async def test_longer_prompts_are_encoded_elsewhere_and_by_their_thread_where_nobody_is(make):
     there = EncodedPrompt((array("I", [7]),), {16: ((),)})
     processes, encoder = Answers(Elsewhere(there, 0.0), None), Encoder()
     service, key = make(encoder, processes=processes), ChainKey(16, 7)
     assert await service.encode(SMALL, chain=key) == IDS
-    assert processes.asked == []
-    assert await service.encode(LONG, chain=key) is there
-    assert len(encoder.threads) == 1
     assert (await service.encode(LONG, chain=key)).prompts == IDS.prompts
+    assert processes.asked == []
+    assert await service.encode(LONGER, chain=key) is there
     assert len(encoder.threads) == 2
-    assert processes.asked == [(LONG, key)] * 2
+    assert (await service.encode(LONGER, chain=key)).prompts == IDS.prompts
+    assert len(encoder.threads) == 3
+    assert processes.asked == [(LONGER, key)] * 2
 
 
 async def test_a_prompt_that_is_lost_elsewhere_is_not_tried_here(make):
     encoder = Encoder()
     service = make(encoder, processes=Answers(PromptProcessError("it has ended")))
-    assert await service.encode(LONG) == LoadOnly("prompt-error", "m")
+    assert await service.encode(LONGER) == LoadOnly("prompt-error", "m")
     assert encoder.threads == []
 
 
 async def test_what_cannot_be_encoded_elsewhere_is_asked_of_a_worker(make):
     worker = Worker(IDS)
     service = make(Encoder(), processes=Answers(Unsupported("renderer")), worker_tokenizer=worker)
-    assert await service.encode(LONG) == IDS
+    assert await service.encode(LONGER) == IDS
     assert len(worker.timeouts) == 1
 
 
 async def test_there_is_a_thread_for_each_process(make):
     encoder = Encoder(gated=True)
     service = make(encoder, processes=Answers(None, None, None), threads=1)
-    asked = [asyncio.create_task(service.encode(LONG)) for _ in range(3)]
+    asked = [asyncio.create_task(service.encode(LONGER)) for _ in range(3)]
     for _ in asked:
         await entered(encoder)  # all at one time
     encoder.gate.set()
@@ -313,5 +314,5 @@ async def test_there_is_a_thread_for_each_process(make):
 async def test_stages_elsewhere_are_told_as_those_here(make):
     for encoded_s, stages in ((0.0, ["wait", "render", "tokenize"]), (None, ["wait", "tokenize"])):
         watched = Stages(time.monotonic)
-        await make(Encoder(), processes=Answers(Elsewhere(IDS, encoded_s))).encode(LONG, watched)
+        await make(Encoder(), processes=Answers(Elsewhere(IDS, encoded_s))).encode(LONGER, watched)
         assert [stage.name for stage in watched.all()] == stages
