@@ -48,9 +48,14 @@ class Released:
 
 
 def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
-    """Endpoints this request failed at."""
+    """Endpoints that could not be reached for this request, or died under it.
+
+    One that ran into a time limit did neither: it is slow, and with it, perhaps, all the others.
+    """
     chosen, served = lease.decision.chosen.worker.endpoint, completion.served_by
     if completion.outcome is Outcome.FAILED:
+        if "time_limit" in completion.labels:
+            return ()
         return (served or chosen,)
     if completion.outcome is Outcome.REJECTED:
         tried = completion.labels.get("tried")

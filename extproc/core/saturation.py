@@ -13,8 +13,9 @@ figure that is not known; a worker on which nothing runs is never full, whatever
 
 The queue is that of `extproc.core.cost`, without what every request waits for (the step under way, its
 adapter). Memory is what open requests are expected to hold by now, at most what the engine said of itself and
-what may have been sent there without being in its figures yet (see `extproc.core.engine_steps`). What other
-replicas tell that they have sent counts like our own.
+what may have been sent there without being in its figures yet (see `extproc.core.engine_steps`); and all of
+that where requests run that nobody has told us of. What other replicas tell that they have sent counts like
+our own.
 
 A request is *held* when every worker that may serve it is full. That is a gate and no cap: where one worker
 has room, the policy chooses among all of them, and may well prefer a warm one with a longer queue. Only
@@ -115,7 +116,9 @@ class Saturation:
         held = float(private + size * router.index.reserved_blocks(state.id))
         if metrics.kv_usage is not None:
             unseen = state.steps.unseen(router.ledger.sent_tokens(state.id), theirs)
-            held = min(held, metrics.kv_usage * capacity + unseen)
+            most = metrics.kv_usage * capacity + unseen
+            strangers = state.foreign is not None and state.foreign.running
+            held = most if strangers else min(held, most)
         return held / capacity
 
     def workers(self, pool: str, now: float) -> list[tuple[WorkerId, Full | None]]:

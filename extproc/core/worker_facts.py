@@ -107,12 +107,14 @@ class FactsReader:
             capacity = metrics.num_gpu_blocks * size
             unused = max(0, capacity - resident * size)
             if metrics.kv_usage is not None:
-                # Requests that share a prefix hold it once, and the engine counts them so.
+                # Requests that share a prefix hold it once, and the engine counts them so; and only it knows
+                # what requests hold that are nobody's of ours.
                 told = round(metrics.kv_usage * capacity)
                 # What it has not counted yet is at least what is queued; it is looked up where it matters.
-                if held > told + queued_tokens:
+                if foreign.running or held > told + queued_tokens:
                     unseen = state.steps.unseen(self.ledger.sent_tokens(worker), theirs)
-                    held = min(held, told + round(unseen))
+                    most = told + round(unseen)
+                    held = most if foreign.running else min(held, most)
         facts = WorkerFacts(
             terms.ttft.coefficients(worker),
             queued_ms,

@@ -50,6 +50,10 @@ _WORKER_FAILED = frozenset(
         "upstream_remote_reset",
         "upstream_connection_termination",
         "upstream_protocol_error",
+    }
+)
+_TIME_LIMITS = frozenset(
+    {
         "upstream_request_timeout",
         "upstream_max_stream_duration_reached",
         "stream_idle_timeout",
@@ -108,7 +112,7 @@ def read_entry(entry: AccessLogEntry) -> tuple[str, Completion | Progress] | Non
         cached_tokens=usage.cached_tokens if usage else None,
         output_tokens=usage.output_tokens if usage else None,
         details=entry.details or None,
-        labels={} if reached or entry.upstream is None else {"tried": entry.upstream},
+        labels=_labels(entry, outcome),
     )
 
 
@@ -140,9 +144,19 @@ def classify(entry: AccessLogEntry) -> Outcome:
         return Outcome.CANCELLED
     if entry.upstream is None or entry.flags & _NOT_REACHED or entry.details.startswith("warmroute_"):
         return Outcome.REJECTED
-    if entry.flags & _WORKER_FAILED:
+    if entry.flags & (_WORKER_FAILED | _TIME_LIMITS):
         return Outcome.FAILED
     return Outcome.FINISHED
+
+
+def _labels(entry: AccessLogEntry, outcome: Outcome) -> dict[str, str]:
+    """What a completion says besides: who could not be reached, and which time limit was over."""
+    if outcome is Outcome.REJECTED:
+        return {} if entry.upstream is None else {"tried": entry.upstream}
+    limits = entry.flags & _TIME_LIMITS
+    if outcome is not Outcome.FAILED or not limits or entry.flags & _WORKER_FAILED:
+        return {}
+    return {"time_limit": min(limits)}
 
 
 def _ticket(entry: AccessLogEntry) -> str | None:

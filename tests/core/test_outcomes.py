@@ -17,6 +17,7 @@ def lease_on(n=0, **fields):
         (Completion(Outcome.FINISHED, served_by=worker(1).endpoint, attempts=2), (worker(0).endpoint,)),
         (Completion(Outcome.FAILED, served_by=worker(1).endpoint), (worker(1).endpoint,)),
         (Completion(Outcome.FAILED), (worker(0).endpoint,)),
+        (Completion(Outcome.FAILED, served_by=worker(0).endpoint, labels={"time_limit": "x"}), ()),
         (Completion(Outcome.CANCELLED, served_by=worker(0).endpoint), ()),
         (Completion(Outcome.REJECTED), ()),
         (

@@ -141,6 +141,26 @@ def test_memory_is_no_more_than_the_engine_says():
     assert fleet.saturation.kv_usage(fleet.router.table.get(worker(0)), 60.0) is None
 
 
+def test_what_requests_of_nobody_we_know_hold_is_what_the_engine_says():
+    fleet = Fleet(1)
+    fleet.send(1600)
+    figures = {"num_gpu_blocks": 1000, "kv_usage": 0.9}
+    for now in range(4):
+        fleet.scraped(0, now, running=1, generation_tokens=now, **figures)
+    state = fleet.router.table.get(worker(0))
+    assert fleet.saturation.kv_usage(state, 3.0) == pytest.approx(0.1, abs=0.01)
+    for now in range(4, 7):  # the same, but there are two of them
+        fleet.scraped(0, now, running=2, generation_tokens=now, **figures)
+    assert fleet.saturation.kv_usage(state, 6.0) == pytest.approx(0.9)
+    priced = fleet.router.quote(request(prompt_tokens=16), worker(0), 6.0).priced.worker
+    assert priced.held_tokens == 0.9 * priced.capacity_tokens
+    fleet.send(1600, 6.0)
+    assert fleet.saturation.kv_usage(state, 6.0) == pytest.approx(1.0)
+    for now in range(7, 10):
+        fleet.scraped(0, now, running=2, generation_tokens=now, **figures)  # they have left
+    assert fleet.saturation.kv_usage(state, 9.0) == pytest.approx(0.2, abs=0.01)
+
+
 def test_what_was_sent_and_computed_since_the_last_scrape_is_held():
     fleet = OneEngine()
     fleet.burst(3.05)

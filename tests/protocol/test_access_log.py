@@ -99,6 +99,23 @@ def test_a_worker_that_was_not_reached_did_not_serve():
 
 
 @pytest.mark.parametrize(
+    ("flags", "labels"),
+    [
+        ({"upstream_request_timeout"}, {"time_limit": "upstream_request_timeout"}),
+        ({"stream_idle_timeout", "duration_timeout"}, {"time_limit": "duration_timeout"}),
+        ({"upstream_request_timeout", "upstream_remote_reset"}, {}),  # it has died, whatever the time
+        ({"stream_idle_timeout", "downstream_remote_reset"}, {}),  # the client left
+        ({"upstream_remote_reset"}, {}),
+        (set(), {}),
+    ],
+)
+def test_a_worker_that_ran_into_a_time_limit_is_not_gone(flags, labels):
+    found = read_entry(entry(flags=frozenset(flags)))
+    assert found is not None
+    assert found[1].labels == labels
+
+
+@pytest.mark.parametrize(
     "fields", [{"log_type": 4}, {"log_type": 5}, {"log_type": 9}, {"intermediate": True}]
 )
 def test_entries_about_running_requests(fields):
