@@ -7,9 +7,11 @@ import gc
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from extproc.adapters.freed_memory import give_back
 from extproc.adapters.prompt_messages import (
     Broken,
     Done,
@@ -35,11 +37,15 @@ class PromptChild:
     Args:
         connection: where they come from.
         of: processes that do the work together; each remembers its part.
+        settle: called when an encoder has been made, which lives as long as the process.
     """
 
-    def __init__(self, connection: "Connection[Any, Any]", of: int) -> None:
+    def __init__(
+        self, connection: "Connection[Any, Any]", of: int, settle: Callable[[], None] = lambda: None
+    ) -> None:
         self._connection = connection
         self._of = of
+        self._settle = settle
         self._encoders: dict[int, PromptEncoder] = {}
         self._memo = ChainMemo(REMEMBERED_BLOCKS // of)
 
@@ -61,8 +67,7 @@ class PromptChild:
         except WarmrouteError as error:
             self._connection.send(Refused(load.encoder, str(error)))
             return
-        gc.collect()
-        gc.freeze()  # it lives as long as the process
+        self._settle()
         self._connection.send(Loaded(load.encoder, identity_of(encoder)))
 
     def _encode(self, job: Job, body: bytes) -> None:
@@ -94,9 +99,14 @@ class PromptChild:
         return [self._memo.prompt_chain(ids, job.chain.block_size, job.chain.seed) for ids in prompts]
 
 
+def _settle() -> None:
+    give_back()
+    gc.freeze()
+
+
 def main() -> int:
     """Serve the socket whose number is the first argument, as one of so many as the second says."""
-    PromptChild(Connection(int(sys.argv[1])), int(sys.argv[2])).serve()
+    PromptChild(Connection(int(sys.argv[1])), int(sys.argv[2]), _settle).serve()
     return 0
 
 

@@ -19,9 +19,14 @@ ENOUGH_S = 60.0
 
 
 @pytest.fixture
-def link():
+def settled():
+    return []
+
+
+@pytest.fixture
+def link(settled):
     ours, theirs = Pipe()
-    child = threading.Thread(target=PromptChild(theirs, 1).serve)
+    child = threading.Thread(target=PromptChild(theirs, 1, lambda: settled.append(1)).serve)
     child.start()
     yield ours
     ours.close()  # its other end: it ends by itself
@@ -42,9 +47,10 @@ def job(chain=None, encoder=1):
     return Job(encoder, RequestKind.COMPLETION, chain)
 
 
-def test_it_says_what_it_has_loaded_and_encodes_with_that(link):
+def test_it_says_what_it_has_loaded_and_encodes_with_that(link, settled):
     encoder = RECIPE.load()
     assert ask(link, Load(1, RECIPE)) == Loaded(1, identity_of(encoder))
+    assert settled == [1]
     done = ask(link, job(ChainKey(4, 9)), {"prompt": ["one two three " * 9, "four"]})
     assert isinstance(done, Done)
     assert (done.prompts, done.encoded_s) == (2, None)
