@@ -77,6 +77,7 @@ class FleetWatch(Assembled):
         self._report = report
         self._behind = behind
         self._topics = {pool.name: pool.kv_events.topic for pool in config.pools}
+        self._memory = memory
         self._members: dict[str, tuple[Member, ...]] = {}
         self._discoveries: list[Discovery] = []
         self._complaints: dict[WorkerId, str | None] = {}
@@ -192,6 +193,7 @@ class FleetWatch(Assembled):
         if told is not None and told != self._told_ranks.get(endpoint, 0):
             self._told_ranks[endpoint] = told
             self._report(f"worker {endpoint} is data-parallel rank {told} of its deployment")
+            self._memory.give_again(states[0].id)
             self._follow_kv_events([one for pool in self._members.values() for one in pool])
         found = mismatch(member, ranks)
         if found is not None:

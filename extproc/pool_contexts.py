@@ -1,12 +1,12 @@
 """What each pool's requests need before they are routed: its encoders, its normalizer, its revisions."""
 
-import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
 
-from extproc.adapters.prompt_processes import PromptProcesses, RemoteEncoder
+from extproc.adapters.cores import cores
+from extproc.adapters.prompt_processes import PATIENCE_S, PromptProcesses, RemoteEncoder
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.request_preparation import PoolContext
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
@@ -43,7 +43,9 @@ class PoolContexts:
         self._config = config
         self._encoders = {pool.name: load_encoder(pool, config.limits) for pool in config.pools}
         self._revisions = {pool.name: load_revisions(pool, config.limits) for pool in config.pools}
-        self.processes = PromptProcesses(prompt_processes(config, _cores()))
+        self.processes = PromptProcesses(
+            prompt_processes(config, cores()), patience_s=PATIENCE_S + config.limits.template_ms / 1000
+        )
         self._remote: dict[str, list[RemoteEncoder]] = {}
         self.facts = {pool.name: self._facts_of(pool) for pool in config.pools}
 
@@ -128,13 +130,6 @@ class PoolContexts:
             },
             template_version="" if encoder is None else encoder.template_version,
         )
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _worker_tokenizer(pool: Pool, cleanup: AsyncExitStack, ready: ReadyWorker) -> WorkerTokenizer | None:

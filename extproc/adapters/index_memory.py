@@ -19,6 +19,7 @@ from extproc.protocol.kv_sequence_types import (
 )
 
 KEEP_S = 900.0
+TAKEN_S = 60.0  # until it is known that it was taken for the right stream
 
 
 class IndexMemory:
@@ -38,12 +39,15 @@ class IndexMemory:
         self._clock = clock
         self._report = report
         self._given: dict[WorkerId, WorkerMemory] = {}
+        self._taken: dict[WorkerId, WorkerMemory] = {}
         self.recalled = 0
 
     def give(self, memories: Mapping[WorkerId, WorkerMemory]) -> None:
         """Memories of another replica, or of an earlier start."""
         self._given = dict(memories)
-        asyncio.get_running_loop().call_later(KEEP_S, self._given.clear)
+        loop = asyncio.get_running_loop()
+        loop.call_later(KEEP_S, self._given.clear)
+        loop.call_later(TAKEN_S, self._taken.clear)
 
     def recall(self, worker: WorkerId) -> SequenceMemory | None:
         """Its event stream is going to be followed: take its memory into the index, if there is one.
@@ -53,12 +57,19 @@ class IndexMemory:
         given, state = self._given.get(worker), self._router.table.get(worker)
         if given is None or state is None or (given.revision, given.tokenizer_revision) != self._seed(worker):
             return None
-        del self._given[worker]
+        self._taken[worker] = self._given.pop(worker)
         if not self._router.on_kv_restored(worker, given.parts, self._clock()):
             self._report(f"what was known of the cache of {worker} is damaged; it is learned anew")
             return None
         self.recalled += 1
         return given.sequence
+
+    def give_again(self, worker: WorkerId) -> None:
+        """Its event stream was followed at the wrong address, where nobody can have told of it."""
+        taken = self._taken.pop(worker, None)
+        if taken is not None:
+            self._given[worker] = taken
+            self.recalled -= 1
 
     async def pieces(self, subscriber: KvSubscriber) -> AsyncGenerator[bytes, None]:
         """What is known now, worker by worker, each as of one moment. Requests are served in between."""

@@ -30,6 +30,8 @@ from extproc.prompt.errors import Unsupported
 from extproc.prompt.recipe import identity_of
 from extproc.protocol.openai import parse_plain
 
+_HUGE_BYTES = 4 << 20  # a body that takes more memory to encode than all that is remembered
+
 
 class PromptChild:
     """Answers one message after the other.
@@ -67,6 +69,9 @@ class PromptChild:
         except WarmrouteError as error:
             self._connection.send(Refused(load.encoder, str(error)))
             return
+        except Exception as error:  # other models can be made
+            self._connection.send(Refused(load.encoder, f"{type(error).__name__}: {error}"))
+            return
         self._settle()
         self._connection.send(Loaded(load.encoder, identity_of(encoder)))
 
@@ -78,20 +83,23 @@ class PromptChild:
             encoded = encoder.encode(request, lambda _: rendered.append(time.monotonic()))
             chains = self._chains(encoded.prompts, job)
         except Unsupported as problem:
-            self._connection.send(NotHere(problem.reason, problem.detail))
+            self._connection.send(NotHere(job.number, problem.reason, problem.detail))
             return
         except Exception as error:  # whatever it is, the next job must find us here
-            self._connection.send(Broken(type(error).__name__))
+            self._connection.send(Broken(job.number, type(error).__name__))
             return
         encoded_s = time.monotonic() - rendered[-1] if rendered else None
         stats, memo = encoder.encoder.stats, self._memo
         counted = Encoded(stats.known, stats.new, stats.pieces, stats.size, stats.evicted)
         hashed = Hashed(memo.hits, memo.misses, memo.blocks)
-        self._connection.send(Done(len(encoded.prompts), encoded_s, counted, hashed))
+        self._connection.send(Done(job.number, len(encoded.prompts), encoded_s, counted, hashed))
         for ids in encoded.prompts:
             self._connection.send_bytes(ids.tobytes())
         for chain in chains:
             self._connection.send_bytes(array("Q", chain).tobytes())
+        if len(body) > _HUGE_BYTES:
+            del request, encoded, body
+            give_back()
 
     def _chains(self, prompts: "tuple[array[int], ...]", job: Job) -> list[tuple[int, ...]]:
         if job.chain is None:

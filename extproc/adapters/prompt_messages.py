@@ -39,8 +39,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Encode the body that follows, and hash its prompts where `chain` is given."""
+    """Encode the body that follows, and hash its prompts where `chain` is given.
 
+    `number` comes back with the answer: one that belongs to another job must not be taken for this one's.
+    """
+
+    number: int
     encoder: int
     kind: RequestKind
     chain: ChainKey | None
@@ -75,12 +79,14 @@ class Done:
     """`prompts` arrays of ids follow, of 4 bytes each, and as many of hashes, of 8, if they were asked for.
 
     Attributes:
+        number: of the job.
         prompts: how many.
         encoded_s: seconds since the text was rendered; None: nothing is rendered for such a request.
         encoded: so far by this encoder.
         hashed: so far by this process.
     """
 
+    number: int
     prompts: int
     encoded_s: float | None
     encoded: Encoded
@@ -91,6 +97,7 @@ class Done:
 class NotHere:
     """`extproc.prompt.errors.Unsupported`."""
 
+    number: int
     reason: str
     detail: str | None
 
@@ -99,4 +106,5 @@ class NotHere:
 class Broken:
     """An error that nobody has foreseen. Its text is not told: it may hold parts of the prompt."""
 
+    number: int
     error: str

@@ -6,15 +6,16 @@ process, which has encoders of its own, and sleeps until the ids and hashes come
 
 Nothing depends on the children. The first long prompt after `begin` starts them. One that is starting, or
 busy, or could not make its encoder, is passed over, and the thread encodes by itself. One whose encoder turns
-out to be another than the router's (the files have changed) is never asked. A child that ends or makes no
-progress for `patience_s` while it has a prompt costs that prompt its ids, as it may be the prompt that ended
-it; it is started again, each time later, up to `RESTART_MOST_S`.
+out to be another than the router's (the files have changed) is never asked. A child that ends, or takes too
+long, while it has a prompt costs that prompt its ids, as it may be the prompt that ended it; it is started
+again, each time later, up to `RESTART_MOST_S`.
 
 Prompts that begin alike go to the same child if it is free: children remember what they have encoded.
 """
 
 import contextlib
 import logging
+import os
 import socket
 import struct
 import subprocess
@@ -25,6 +26,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from enum import Enum
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -53,6 +55,8 @@ PATIENCE_S = 5.0
 RESTART_S = 0.5
 RESTART_MOST_S = 60.0
 _ALIKE_BYTES = 4096
+_PATIENCE_S_PER_BYTE = 1.0 / (1 << 20)
+_KILLED_S = 1.0
 _CHILD = "extproc.adapters.prompt_child"
 
 Link: TypeAlias = "Connection[Any, Any]"
@@ -110,7 +114,7 @@ class PromptProcesses:
 
     Args:
         count: children; 0: every thread encodes by itself.
-        patience_s: how long a child may make no progress with a prompt.
+        patience_s: how long a child may take for a prompt; a second more for each MiB of its body.
         clock: monotonic seconds.
     """
 
@@ -150,9 +154,13 @@ class PromptProcesses:
 
     def close(self) -> None:
         """End them all. A thread that has a prompt there gets an error."""
-        self._open = False
+        with self._lock:
+            self._open = False
+            idle = [child for child in self._children if child.number not in self._busy]
         for child in self._children:
             child.end()
+        for child in idle:
+            child.let_go()
 
     # --- for `RemoteEncoder` ---------------------------------------------------------------------------
 
@@ -168,8 +176,10 @@ class PromptProcesses:
         finally:
             with self._lock:
                 self._busy.discard(child.number)
-            if not self._open:
+                closed = not self._open
+            if closed:
                 child.end()
+                child.let_go()
 
     def encoded(self, encoder: _Encoder) -> Encoded:
         """What all children have encoded with one encoder, those that are gone included."""
@@ -177,10 +187,12 @@ class PromptProcesses:
 
     def _take(self, encoder: _Encoder, key: int) -> "_Child | None":
         """A child that is nobody's, for whoever asked, and best one that can begin; it is in `_busy` then."""
-        if not self._open or not self._children:
+        if not self._children:
             return None
         first = key % self.count
         with self._lock:
+            if not self._open:
+                return None
             free = [
                 child
                 for child in (*self._children[first:], *self._children[:first])
@@ -235,6 +247,8 @@ class _Child:
         self._encoded: dict[int, Encoded] = {}
         self._encoded_before: dict[int, Encoded] = {}
         self._hashed = self._hashed_before = Hashed()
+        self._socket: socket.socket | None = None  # what the link is made of
+        self._jobs = 0
         self._start_at = -1.0
         self._pause_s = RESTART_S
 
@@ -252,8 +266,13 @@ class _Child:
         return Encoded(*_sums([before, now]))
 
     def has(self, encoder: _Encoder) -> bool:
-        """Whether it has made this one, when it was last asked."""
-        return self._encoders.get(encoder.number) is _State.READY
+        """Whether it has made this one, when it was last asked, and is not making another."""
+        return self._encoders.get(encoder.number) is _State.READY and not self._loading
+
+    @property
+    def _loading(self) -> bool:
+        """It will say so when it is done, and answers nothing else before."""
+        return _State.LOADING in self._encoders.values()
 
     def ready(self, encoder: _Encoder) -> bool:
         """Whether it can encode with this one at once; if not, it will be as soon as it can."""
@@ -262,31 +281,34 @@ class _Child:
         if self._link is None and not self._start():
             return False
         try:
-            state = self._encoders.get(encoder.number)
-            if state is None and _State.LOADING not in self._encoders.values():
+            if encoder.number not in self._encoders and not self._loading:
                 self._encoders[encoder.number] = _State.LOADING
                 self._wanted[encoder.number] = encoder
                 self._sent(Load(encoder.number, encoder.recipe))
-            if _State.LOADING in self._encoders.values() and self._link is not None and self._link.poll(0):
+            if self._loading and self._link is not None and self._link.poll(0):
                 self._note(self._link.recv())
-        except (OSError, EOFError) as error:
+        except Exception as error:  # whatever it is, what it says next would be misunderstood
             self._gone(f"cannot be reached ({type(error).__name__})")
             return False
         return self.has(encoder)
 
     def encode(self, encoder: _Encoder, request: InferenceRequest, chain: ChainKey | None) -> Elsewhere:
         """Raises `Unsupported` and `PromptProcessError`."""
+        self._jobs += 1
+        chains: tuple[tuple[int, ...], ...] = ()
         try:
-            link = self._sent(Job(encoder.number, request.kind, chain))
+            self._set_patience(self._patience_s + len(request.plain) * _PATIENCE_S_PER_BYTE)
+            link = self._sent(Job(self._jobs, encoder.number, request.kind, chain))
             link.send_bytes(request.plain)
             answer = link.recv()
+            if not isinstance(answer, Done | NotHere | Broken) or answer.number != self._jobs:
+                raise EOFError  # noqa: TRY301  # it answers something else
             if isinstance(answer, Done):
                 prompts = tuple(_words("I", link.recv_bytes()) for _ in range(answer.prompts))
-                chains: tuple[tuple[int, ...], ...] = ()
                 if chain is not None:
                     chains = tuple(tuple(_words("Q", link.recv_bytes())) for _ in prompts)
         except BlockingIOError:
-            self._gone(f"made no progress with a prompt for {self._patience_s:g} s")
+            self._gone("took too long for a prompt")
             raise PromptProcessError("encoding took too long") from None
         except (OSError, EOFError):
             self._gone("has ended while it had a prompt")
@@ -297,9 +319,8 @@ class _Child:
         self._pause_s = RESTART_S
         if isinstance(answer, NotHere):
             raise Unsupported(answer.reason, answer.detail)
-        if not isinstance(answer, Done):
-            why = answer.error if isinstance(answer, Broken) else type(answer).__name__
-            raise PromptProcessError(f"encoding failed: {why}")
+        if isinstance(answer, Broken):
+            raise PromptProcessError(f"encoding failed: {answer.error}")
         self._encoded[encoder.number], self._hashed = answer.encoded, answer.hashed
         found = {} if chain is None else {chain.block_size: chains}
         return Elsewhere(EncodedPrompt(prompts, found), answer.encoded_s)
@@ -307,41 +328,43 @@ class _Child:
     def end(self) -> None:
         """For good. Whoever waits for it learns that it has ended."""
         self._start_at = float("inf")
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait()
+        if self._process is not None:
+            _kill(self._process)
+
+    def let_go(self) -> None:
+        """Close what leads to it: nobody uses it any more."""
+        for end in (self._link, self._socket):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.close()
+        self._link = self._socket = None
 
     # --- inside ------------------------------------------------------------------------------------
 
     def _start(self) -> bool:
         if self._clock() < self._start_at:
             return False
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for side in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-                ours.setsockopt(socket.SOL_SOCKET, side, _timeval(self._patience_s))
-            command = [
-                sys.executable,
-                "-m",
-                "extproc.adapters.prompt_child",
-                str(theirs.fileno()),
-                str(self._of),
-            ]
-            try:
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._socket, self._link = ours, Connection(os.dup(ours.fileno()))
                 self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                    command,
+                    [*_python(), "-m", _CHILD, str(theirs.fileno()), str(self._of)],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the router, which ends us
                 )
-            except OSError as error:
-                ours.close()
-                self._gone(f"cannot be started ({error.strerror})")
-                return False
-        self._link = Connection(ours.detach())
+        except OSError as error:
+            self._gone(f"cannot be started ({error.strerror})")
+            return False
         return True
+
+    def _set_patience(self, seconds: float) -> None:
+        """How long one read or write of what is said may take."""
+        if self._socket is not None:
+            for side in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, side, _timeval(seconds))
 
     def _sent(self, message: Load | Job) -> Link:
         if self._link is None:
@@ -366,22 +389,33 @@ class _Child:
 
     def _gone(self, why: str) -> None:
         """It has ended, or is ended now."""
-        self.lost += 1
+        self.lost += self._process is not None
         self._start_at = max(self._start_at, self._clock() + self._pause_s)
         _log.warning("process %d for long prompts %s; it is started again", self.number, why)
         self._pause_s = min(2 * self._pause_s, RESTART_MOST_S)
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            _kill(self._process)
             self._process = None
-        if self._link is not None:
-            with contextlib.suppress(OSError):
-                self._link.close()
-            self._link = None
-        for number in self._encoded:
-            self._encoded_before[number] = self.encoded(number)._replace(pieces=0, size=0)
-        self._hashed_before = self.hashed._replace(blocks=0)
-        self._encoded, self._hashed, self._encoders = {}, Hashed(), {}
+        self.let_go()
+        encoded, hashed = self._encoded, self._hashed
+        self._encoded, self._hashed, self._encoders = {}, Hashed(), {}  # nothing is ever counted twice
+        for number, counts in encoded.items():
+            before = self._encoded_before.get(number, Encoded())
+            self._encoded_before[number] = Encoded(*_sums([before, counts]))._replace(pieces=0, size=0)
+        self._hashed_before = Hashed(*_sums([self._hashed_before, hashed]))._replace(blocks=0)
+
+
+def _python() -> list[str]:
+    """Our interpreter, which looks for modules where we do: in the working directory only if we do."""
+    here = {"", str(Path.cwd())} & set(sys.path)
+    return [sys.executable, *([] if here else ["-P"])]
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """At once; one that the kernel does not let go is left to it."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_S)
 
 
 def _words(kind: str, data: bytes) -> "array[int]":

@@ -21,7 +21,9 @@ Requests go to
    show, and the others would take all;
 3. else those that are unreadable.
 
-Better these than to refuse a request. Who is out gets none.
+Better these than to refuse a request. Who is out gets none. A request that only some endpoints may serve goes
+to those of them that others go to, or nowhere: the gateway has been told of the same workers, and would send
+it to whom it may not go to.
 
 A worker that leaves and comes back gets a new generation, so nothing that belonged to the old one touches the
 new.
@@ -133,22 +135,6 @@ class WorkerState:
         return self.metrics
 
 
-class _Fit(NamedTuple):
-    """Workers of a pool that may be sent requests.
-
-    Attributes:
-        best: where requests go that any of the pool may serve: one of the other lists.
-        ready: as the module says.
-        slow: these, and those that are ready though their pages cannot be read.
-        unreadable: as the module says.
-    """
-
-    best: list[WorkerState]
-    ready: list[WorkerState]
-    slow: list[WorkerState]
-    unreadable: list[WorkerState]
-
-
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
     """What an update did."""
@@ -156,9 +142,6 @@ class MembershipChange:
     added: tuple[WorkerId, ...] = ()
     removed: tuple[WorkerId, ...] = ()
     reseeded: tuple[WorkerId, ...] = ()  # that stayed, with another model revision
-
-
-_NOBODY = _Fit([], [], [], [])
 
 
 @dataclass(slots=True)
@@ -176,7 +159,7 @@ class WorkerTable:
     _workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     _by_endpoint: dict[str, list[WorkerState]] = field(default_factory=dict)
     # Who may be sent requests, by pool; until when, and as long as nothing is heard that changes it.
-    _ready: dict[str, tuple[float, _Fit]] = field(default_factory=dict)
+    _ready: dict[str, tuple[float, list[WorkerState]]] = field(default_factory=dict)
     _generation: int = 0
 
     def __len__(self) -> int:
@@ -323,14 +306,12 @@ class WorkerTable:
 
         Without a subset it is the same object as long as these are the same workers in the same state.
         """
-        until, fit = self._ready.get(pool, (-math.inf, _NOBODY))
+        until, fit = self._ready.get(pool, (-math.inf, []))
         if now >= until:
             until, fit = self._ready[pool] = self._look(pool, now)
-        if subset is None:
-            return fit.best
-        return self._best(*([state for state in some if state.id.endpoint in subset] for some in fit[1:]))
+        return fit if subset is None else [state for state in fit if state.id.endpoint in subset]
 
-    def _look(self, pool: str, now: float) -> tuple[float, _Fit]:
+    def _look(self, pool: str, now: float) -> tuple[float, list[WorkerState]]:
         """Who of a pool may be sent requests, and until when that holds if nothing is heard."""
         members = [state for state in self._workers.values() if state.member.pool == pool]
         back = (
@@ -346,13 +327,8 @@ class WorkerTable:
             for readiness, state in by
             if readiness is Readiness.SLOW or (readiness is Readiness.READY and not self._read(state))
         ]
-        best = self._best(ready, slow, unreadable)
-        return min(back, default=math.inf), _Fit(best, ready, slow, unreadable)
-
-    def _best(
-        self, ready: list[WorkerState], slow: list[WorkerState], unreadable: list[WorkerState]
-    ) -> list[WorkerState]:
-        return ready if any(self._read(state) for state in ready) else slow or unreadable
+        best = ready if any(self._read(state) for state in ready) else slow or unreadable
+        return min(back, default=math.inf), best
 
     def _read(self, state: WorkerState) -> bool:
         """Whether its page can be read, but for a few times."""

@@ -94,6 +94,25 @@ async def test_a_new_router_has_at_once_what_can_no_longer_be_replayed():
             assert cold.blocks() < 50
 
 
+async def test_who_was_followed_at_the_wrong_address_begins_with_what_was_given_all_the_same():
+    async with VllmPublisher(keep=10) as publisher, VllmPublisher() as nobody, Side(publisher) as old:
+        await until(lambda: old.state.kv_cause != "no KV events yet")
+        publish(publisher, 0, 50)
+        await until(lambda: old.blocks() == 50)
+        await until(lambda: old.state.kv_trusted)
+        given = await old.known()
+        async with Side(nobody, given) as new:
+            assert (new.blocks(), new.memory.recalled) == (50, 1)
+            new.memory.give_again(W)
+            new.subscriber.set_sources([KvSource(W, publisher.endpoint, publisher.replay_endpoint)])
+            assert (new.blocks(), new.memory.recalled) == (50, 1)
+            await until(lambda: new.state.kv_trusted)
+            publish(publisher, 50, 5)
+            await until(lambda: new.blocks() == 55)
+            new.memory.give_again(WorkerId("another"))
+            assert new.memory.recalled == 1
+
+
 async def test_what_is_known_of_an_engine_that_restarted_is_forgotten():
     async with VllmPublisher() as publisher, Side(publisher) as old:
         publish(publisher, 0, 20)

@@ -44,7 +44,7 @@ def ask(link, message, body=None):
 
 
 def job(chain=None, encoder=1):
-    return Job(encoder, RequestKind.COMPLETION, chain)
+    return Job(5, encoder, RequestKind.COMPLETION, chain)
 
 
 def test_it_says_what_it_has_loaded_and_encodes_with_that(link, settled):
@@ -53,7 +53,7 @@ def test_it_says_what_it_has_loaded_and_encodes_with_that(link, settled):
     assert settled == [1]
     done = ask(link, job(ChainKey(4, 9)), {"prompt": ["one two three " * 9, "four"]})
     assert isinstance(done, Done)
-    assert (done.prompts, done.encoded_s) == (2, None)
+    assert (done.number, done.prompts, done.encoded_s) == (5, 2, None)
     ids = [array("I", link.recv_bytes()) for _ in range(2)]
     chains = [array("Q", link.recv_bytes()) for _ in range(2)]
     assert [list(chain) for chain in chains] == [prompt_chain(one, 4, 9) for one in ids]
@@ -72,8 +72,8 @@ def test_no_hashes_follow_where_none_are_asked_for(link):
 def test_what_goes_wrong_is_told_without_the_prompt_and_the_next_one_is_encoded(link):
     assert ask(link, Load(2, EncoderRecipe("/no/such/model"))).encoder == 2
     assert isinstance(ask(link, Load(2, EncoderRecipe("/no/such/model"))), Refused)
-    assert ask(link, job(encoder=2), {"prompt": "a secret"}) == Broken("KeyError")
+    assert ask(link, job(encoder=2), {"prompt": "a secret"}) == Broken(5, "KeyError")
     ask(link, Load(1, RECIPE))
-    assert ask(link, job(), {"prompt": "a secret", "suffix": "b"}) == NotHere("suffix", None)
-    assert ask(link, job(), b"{a secret") == Broken("BadRequest")
+    assert ask(link, job(), {"prompt": "a secret", "suffix": "b"}) == NotHere(5, "suffix", None)
+    assert ask(link, job(), b"{a secret") == Broken(5, "BadRequest")
     assert isinstance(ask(link, job(), {"prompt": "one"}), Done)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.adapters.prompt_messages import Job
 from extproc.adapters.prompt_processes import PromptProcessError, PromptProcesses
 from extproc.core.hashing import ChainKey, prompt_chain
 from extproc.prompt.errors import Unsupported
@@ -187,7 +188,7 @@ def test_a_child_that_stands_still_is_ended_and_started_again(make):
     check(encoder, HELLO)
     [pid] = processes.pids
     os.kill(pid, signal.SIGSTOP)
-    huge = chat("more than a socket holds " * 200_000)
+    huge = chat("more than a socket holds " * 40_000)
     with pytest.raises(PromptProcessError, match="took too long"):
         encoder.encode(huge, None)
     assert processes.pids == ()
@@ -237,6 +238,48 @@ def test_several_models_share_the_children(make, tmp_path):
         found = [elsewhere(encoder, HELLO).prompt.prompts for encoder in encoders]
         assert found == [ENCODER.encode(HELLO).prompts, other.encode(HELLO).prompts]
     assert len(processes.pids) == 1
+
+
+def test_a_child_that_makes_an_encoder_is_asked_nothing_meanwhile(make, tmp_path):
+    processes = make()
+    encoder = processes.of(RECIPE, IDENTITY)
+    check(encoder, HELLO)
+    [pid] = processes.pids
+    os.kill(pid, signal.SIGSTOP)  # it takes long to make the next one
+    other = EncoderRecipe(str(tiny_model_path()), cache_bytes=0)
+    assert processes.of(other, IDENTITY).encode(HELLO, None) is None
+    for _ in range(3):
+        assert encoder.encode(HELLO, KEY) is None
+    os.kill(pid, signal.SIGCONT)
+    for number in range(20):
+        check(encoder, chat(f"question {number} " * 30))
+    assert processes.pids == (pid,)
+
+
+def test_an_answer_to_something_else_is_never_taken(make):
+    processes = make()
+    encoder = processes.of(RECIPE, IDENTITY)
+    check(encoder, HELLO)
+    child = processes._children[0]
+    child._link.send(Job(99, encoder._encoder.number, HELLO.kind, None))  # nobody waits for its answer
+    child._link.send_bytes(chat("another " * 50).plain)
+    with pytest.raises(PromptProcessError):
+        encoder.encode(HELLO, KEY)
+    assert processes.pids == ()
+    check(encoder, HELLO)
+
+
+def test_where_none_can_be_started_threads_do_it(make, monkeypatch):
+    def none(*_):
+        raise OSError(24, "too many open files")
+
+    processes = make()
+    encoder = processes.of(RECIPE, IDENTITY)
+    with monkeypatch.context() as patched:
+        patched.setattr("extproc.adapters.prompt_processes.socket.socketpair", none)
+        assert encoder.encode(HELLO, None) is None
+    assert processes.state().lost == 0
+    check(encoder, HELLO)
 
 
 def test_counts_outlive_the_child_and_memory_does_not(make):

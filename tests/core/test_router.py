@@ -274,17 +274,20 @@ def test_a_worker_kept_by_what_it_serves_is_as_busy_as_the_busiest():
     assert costs[worker(0)].queue_ms == costs[worker(1)].queue_ms > 0
 
 
-def test_a_last_resort_among_many_is_chosen_though_others_are_ready_for_others():
+def test_who_serves_as_a_last_resort_does_so_among_many():
     router = make_router(40)
     slow = [n for n in range(40) if n % 2]
     for n in slow:
         out_of_time(router, n)
-    ready = router.schedule(request(PROMPT), 9.0)
-    assert ready.considered == 20
+    assert router.schedule(request(PROMPT), 9.0).considered == 20
     subset = frozenset(worker(n).endpoint for n in slow)
+    with pytest.raises(NoEndpointError):
+        router.schedule(request(PROMPT, subset=subset), 9.0)
+    for n in range(0, 40, 2):
+        out_of_time(router, n)
     resort = router.schedule(request(PROMPT, subset=subset), 9.0)
-    assert resort.considered == len(resort.candidates) == 20
-    assert {c.worker.endpoint for c in resort.candidates} == subset
+    assert resort.considered == 20
+    assert {c.worker.endpoint for c in resort.candidates} <= subset
 
 
 def test_pitfall_57_no_load_is_charged_without_a_pick():
