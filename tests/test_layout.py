@@ -19,6 +19,7 @@ COVERED_ELSEWHERE = {
     "extproc/adapters/holding.py": "plain values",
     "extproc/adapters/peer_status.py": "plain values",
     "extproc/adapters/prompt_messages.py": "plain values",
+    "extproc/adapters/prompt_process.py": "the inside of prompt_processes, tested with real children",
     "extproc/adapters/routing.py": "an interface; implemented and tested in routing_service",
     "extproc/adapters/envoy_messages.py": "the inside of envoy_bootstrap",
     "extproc/adapters/envoy_clusters.py": "the inside of envoy_bootstrap",

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from extproc.adapters.prompt_processes import Elsewhere, PromptProcessError
+from extproc.adapters.prompt_process import Elsewhere, PromptProcessError
 from extproc.adapters.telemetry.stages import NO_IDS, RENDER, TOKENIZE, WAIT, Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
 from extproc.core.hashing import REMEMBERED, ChainKey

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.adapters.prompt_messages import Job
-from extproc.adapters.prompt_processes import PromptProcessError, PromptProcesses
+from extproc.adapters.prompt_process import PromptProcessError
+from extproc.adapters.prompt_processes import PromptProcesses
 from extproc.core.hashing import ChainKey, prompt_chain
 from extproc.prompt.errors import Unsupported
 from extproc.prompt.recipe import EncoderRecipe, Identity, identity_of
@@ -276,7 +277,7 @@ def test_where_none_can_be_started_threads_do_it(make, monkeypatch):
     processes = make()
     encoder = processes.of(RECIPE, IDENTITY)
     with monkeypatch.context() as patched:
-        patched.setattr("extproc.adapters.prompt_processes.socket.socketpair", none)
+        patched.setattr("extproc.adapters.prompt_process.socket.socketpair", none)
         assert encoder.encode(HELLO, None) is None
     assert processes.state().lost == 0
     check(encoder, HELLO)

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from extproc.adapters.prompt_processes import Elsewhere, PromptProcessError
+from extproc.adapters.prompt_process import Elsewhere, PromptProcessError
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.telemetry.stages import Stages
 from extproc.adapters.worker_tokenizer import WorkerTokenizerError
