@@ -39,6 +39,7 @@ _log = logging.getLogger("warmroute.prompt_processes")
 
 RESTART_S = 0.5
 RESTART_MOST_S = 60.0
+LOAD_S = 60.0
 _PATIENCE_S_PER_BYTE = 1.0 / (1 << 20)
 _KILLED_S = 1.0
 _CHILD = "extproc.adapters.prompt_child"
@@ -99,6 +100,7 @@ class PromptProcess:
         self._hashed = self._hashed_before = Hashed()
         self._socket: socket.socket | None = None  # what the link is made of
         self._jobs = 0
+        self._load_by = 0.0
         self._start_at = -1.0
         self._pause_s = RESTART_S
 
@@ -127,22 +129,33 @@ class PromptProcess:
         """It will say so when it is done, and answers nothing else before."""
         return _State.LOADING in self._encoders.values()
 
-    def ready(self, encoder: WantedEncoder) -> bool:
-        """Whether it can encode with this one at once; if not, it will be as soon as it can."""
+    def look(self) -> None:
+        """Whether it has ended, and what it says of the encoder that it is making."""
         if self._process is not None and self._process.poll() is not None:
             self._gone(f"has ended with {self._process.returncode}")
-        if self._link is None and not self._start():
-            return False
+        if self._link is None or not self._loading:
+            return
         try:
-            if encoder.number not in self._encoders and not self._loading:
-                self._encoders[encoder.number] = _State.LOADING
-                self._wanted[encoder.number] = encoder
-                self._sent(Load(encoder.number, encoder.recipe))
-            if self._loading and self._link is not None and self._link.poll(0):
+            if self._link.poll(0):
                 self._note(self._link.recv())
+            elif self._clock() > self._load_by:
+                self._gone(f"has not read a tokenizer in {LOAD_S:g} s")
         except Exception as error:  # whatever it is, what it says next would be misunderstood
             self._gone(f"cannot be reached ({type(error).__name__})")
+
+    def ready(self, encoder: WantedEncoder) -> bool:
+        """Whether it can encode with this one at once; if not, it will be as soon as it can."""
+        self.look()
+        if self._link is None and not self._start():
             return False
+        if encoder.number not in self._encoders and not self._loading:
+            self._encoders[encoder.number] = _State.LOADING
+            self._wanted[encoder.number] = encoder
+            self._load_by = self._clock() + LOAD_S
+            try:
+                self._sent(Load(encoder.number, encoder.recipe))
+            except OSError as error:
+                self._gone(f"cannot be reached ({type(error).__name__})")
         return self.has(encoder)
 
     def encode(self, encoder: WantedEncoder, request: InferenceRequest, chain: ChainKey | None) -> Elsewhere:

@@ -124,7 +124,7 @@ class PromptProcesses:
         return Encoded(*sums([Encoded(), *(child.encoded(encoder.number) for child in self._children)]))
 
     def _take(self, encoder: WantedEncoder, key: int) -> "PromptProcess | None":
-        """A child that is nobody's, for whoever asked, and best one that can begin; it is in `_busy` then."""
+        """A child that is nobody's, and in `_busy` from now on: one that can begin, if there is one."""
         if not self._children:
             return None
         first = key % self.count
@@ -136,6 +136,8 @@ class PromptProcesses:
                 for child in (*self._children[first:], *self._children[:first])
                 if child.number not in self._busy
             ]
+            for one in free:
+                one.look()
             child = next((one for one in free if one.has(encoder)), free[0] if free else None)
             if child is not None:
                 self._busy.add(child.number)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.adapters.prompt_messages import Job
-from extproc.adapters.prompt_process import PromptProcessError
+from extproc.adapters.prompt_process import LOAD_S, PromptProcessError
 from extproc.adapters.prompt_processes import PromptProcesses
 from extproc.core.hashing import ChainKey, prompt_chain
 from extproc.prompt.errors import Unsupported
@@ -267,6 +267,23 @@ def test_an_answer_to_something_else_is_never_taken(make):
     with pytest.raises(PromptProcessError):
         encoder.encode(HELLO, KEY)
     assert processes.pids == ()
+    check(encoder, HELLO)
+
+
+def test_a_child_that_never_gets_its_encoder_is_started_again(make):
+    now = [0.0]
+    processes = make(clock=lambda: now[0])
+    encoder = processes.of(RECIPE, IDENTITY)
+    assert encoder.encode(HELLO, None) is None
+    [pid] = processes.pids
+    os.kill(pid, signal.SIGSTOP)
+    now[0] = LOAD_S
+    assert encoder.encode(HELLO, None) is None
+    assert processes.pids == (pid,)
+    now[0] = LOAD_S + 0.1
+    assert encoder.encode(HELLO, None) is None
+    assert processes.pids == ()
+    now[0] += 1.0
     check(encoder, HELLO)
 
 

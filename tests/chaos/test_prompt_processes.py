@@ -40,7 +40,9 @@ async def test_they_are_killed_again_and_again(stack):
 
 async def test_one_is_paused(stack):
     async with stack.load(padding=LONG) as load:
-        pid = (await encoding(stack, load))[0]
+        await encoding(stack, load)
+        await load.more(60)  # it has been given some
+        pid = stack.prompt_processes()[0]
         os.kill(pid, signal.SIGSTOP)
         await load.more(40)  # those that it has are routed by load in time
         await until(lambda: pid not in stack.prompt_processes(), 60.0, "it is ended")
