@@ -242,7 +242,7 @@ async def test_with_every_metrics_page_too_slow_requests_are_placed_and_served_a
         assert chosen == served == {engine.endpoint for engine in engines}
         # What they served has shown that nothing is wrong with them but their pages.
         for engine in engines:
-            assert says(stack, engine, "ready again")()
+            await stack.until(says(stack, engine, "ready again"))
         # Without requests nothing shows it. Who refuses connections is no last resort.
         for engine in engines:
             await stack.until(says(stack, engine, "not ready"))
