@@ -3,12 +3,14 @@
 It reads jobs from a socket that it was given, and ends when nobody has the other end any more.
 """
 
+import contextlib
 import gc
 import sys
 import time
 from array import array
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from extproc.adapters.freed_memory import give_back
@@ -114,6 +116,8 @@ def _settle() -> None:
 
 def main() -> int:
     """Serve the socket whose number is the first argument, as one of so many as the second says."""
+    with contextlib.suppress(OSError):  # where memory runs out, the router can do without us
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     PromptChild(Connection(int(sys.argv[1])), int(sys.argv[2]), _settle).serve()
     return 0
 

@@ -5,6 +5,7 @@ It is used by one thread at a time, but for what only tells, and `end`.
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import struct
@@ -198,7 +199,7 @@ class PromptProcess:
 
     def end(self) -> None:
         """For good. Whoever waits for it learns that it has ended."""
-        self._start_at = float("inf")
+        self._start_at = math.inf
         if self._process is not None:
             _kill(self._process)
 
@@ -219,6 +220,7 @@ class PromptProcess:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._socket, self._link = ours, Connection(os.dup(ours.fileno()))
+                self._set_patience(self._patience_s)
                 self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
                     [*_python(), "-m", _CHILD, str(theirs.fileno()), str(self._of)],
                     pass_fds=(theirs.fileno(),),
@@ -262,7 +264,8 @@ class PromptProcess:
         """It has ended, or is ended now."""
         self.lost += self._process is not None
         self._start_at = max(self._start_at, self._clock() + self._pause_s)
-        _log.warning("process %d for long prompts %s; it is started again", self.number, why)
+        if self._start_at < math.inf:
+            _log.warning("process %d for long prompts %s; it is started again", self.number, why)
         self._pause_s = min(2 * self._pause_s, RESTART_MOST_S)
         if self._process is not None:
             _kill(self._process)

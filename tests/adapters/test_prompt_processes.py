@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -317,7 +318,16 @@ def test_counts_outlive_the_child_and_memory_does_not(make):
     assert processes.state().hashed.new == 2 * hashed.new
 
 
-def test_closing_ends_a_child_that_has_a_prompt(make):
+def test_where_memory_runs_out_the_child_goes_before_the_router(make):
+    processes = make()
+    check(processes.of(RECIPE, IDENTITY), HELLO)
+    score = Path(f"/proc/{processes.pids[0]}/oom_score_adj")
+    if not score.exists():
+        pytest.skip("only Linux has it")
+    assert score.read_text().strip() == "1000"
+
+
+def test_closing_ends_a_child_that_has_a_prompt(make, caplog):
     processes = make()
     encoder = processes.of(RECIPE, IDENTITY)
     check(encoder, HELLO)
@@ -331,6 +341,7 @@ def test_closing_ends_a_child_that_has_a_prompt(make):
             asked.result(ENOUGH_S)
     assert processes.pids == ()
     assert encoder.encode(HELLO, None) is None
+    assert "it is started again" not in caplog.text
 
 
 def test_many_threads_get_what_each_has_asked_for(make):
