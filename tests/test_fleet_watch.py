@@ -235,8 +235,10 @@ def at_rank_0(engine, rank):
     )
 
 
-async def test_an_engine_that_is_one_rank_of_a_deployment_is_heard(tmp_path):
+async def test_an_engine_that_is_one_rank_of_a_deployment_is_heard(tmp_path, monkeypatch):
     """vLLM with an external load balancer: its page, its events and their ports have its number."""
+    again = []
+    monkeypatch.setattr(IndexMemory, "give_again", lambda _, worker: again.append(worker))
     async with SimEngine(dp_rank=3) as engine, aiohttp.ClientSession(engine.base_url) as client:
         async with client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1}) as reply:
             assert reply.status == 200
@@ -244,6 +246,7 @@ async def test_an_engine_that_is_one_rank_of_a_deployment_is_heard(tmp_path):
             (state,) = app.router.table.all()
             await until(lambda: state.metrics is not None)
             assert app.says(f"worker {engine.endpoint} is data-parallel rank 3")()
+            assert again == [state.id]  # what was known of it before was taken for another stream
             await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) > 0)
             route = await app.ask()
             assert app.router.ledger.get(route.lease_id).decision.chosen.cached_tokens > 0

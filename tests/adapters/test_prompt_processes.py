@@ -132,12 +132,17 @@ def test_prompts_that_begin_alike_go_to_the_child_that_remembers_them(make):
 
     with ThreadPoolExecutor(2) as threads:
         until(lambda: list(threads.map(begin, range(2))) and len(processes.pids) == 2)
-    before, alone = encoder.stats.new, RECIPE.load()
-    for turn in range(1, 9):
-        request = chat("word " * 4000 + "turn " * turn)
-        elsewhere(encoder, request)
-        alone.encode(request)
-    assert encoder.stats.new - before == alone.encoder.stats.new  # as if one had had them all
+    until(lambda: elsewhere(encoder, HELLO) and all(one.has(encoder._encoder) for one in processes._children))
+    asked = {}
+    for number in range(12):
+        about = f"document {number} " * 400
+        for turn in range(3):
+            before = [child.encoded(1) for child in processes._children]
+            elsewhere(encoder, chat(about + f"question {turn}"))
+            after = [child.encoded(1) for child in processes._children]
+            asked.setdefault(about, set()).add(before[0] == after[0])
+    assert all(len(children) == 1 for children in asked.values())
+    assert len(set().union(*asked.values())) == 2  # not all to the same one
 
 
 def test_nothing_is_started_before_begin_nor_before_there_is_a_prompt(make):
