@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 import yaml
 
+from extproc.adapters.index_memory import IndexMemory
 from extproc.core.types import Completion, EngineMetrics, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
