@@ -182,7 +182,7 @@ def test_the_prompt_that_a_child_had_when_it_ended_is_not_tried_again(make):
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(encoder.encode, HELLO, None)
-        until(lambda: processes._busy)
+        until(lambda: processes._children[0]._jobs == 2)  # it has been given the prompt
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(PromptProcessError, match="has ended"):
             asked.result(ENOUGH_S)
@@ -340,7 +340,7 @@ def test_closing_ends_a_child_that_has_a_prompt(make, caplog):
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(encoder.encode, HELLO, None)
-        until(lambda: processes._busy)
+        until(lambda: processes._children[0]._jobs == 2)  # it has been given the prompt
         processes.close()
         with pytest.raises(PromptProcessError):
             asked.result(ENOUGH_S)
