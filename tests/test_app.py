@@ -191,7 +191,7 @@ async def test_the_admin_server_shows_what_the_service_does(tmp_path):
 
 
 async def test_long_prompts_are_encoded_in_processes_of_their_own_that_leave_with_it(tmp_path):
-    long = TEXT * 200
+    long = TEXT * 650
     admin = {"admin": {"listen": "127.0.0.1:0"}, "prompt_processes": 1}
     async with SimEngine() as engine, Running(settings(tmp_path, engine, **admin)) as app:
         processes = app._pools.processes

@@ -77,7 +77,7 @@ class PromptService:
         places: int = 64,
         worker_tokenizer: WorkerTokenizer | None = None,
         processes: Processes | None = None,
-        elsewhere_bytes: int = 64 << 10,
+        elsewhere_bytes: int = 256 << 10,
     ) -> None:
         self._encoder = encoder
         self._budget_s = budget_ms / 1000

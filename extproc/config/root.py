@@ -28,7 +28,7 @@ class Config(Section):
     )
     prompt_processes: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None,
-        description="processes of each router that encode bodies of over 64 KiB beside it, started by the "
+        description="processes of each router that encode bodies of over 256 KiB beside it, started by the "
         "first such prompt; 0: threads do; null: 2, with `processes` at most one a core, on one core 0",
     )
     tls: Tls | None = None

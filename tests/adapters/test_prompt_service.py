@@ -27,7 +27,7 @@ def chat(content="q", **fields):
     return parse_request("POST", "/v1/chat/completions", {}, json.dumps(body).encode())
 
 
-SMALL, LONG, LONGER = chat(), chat("word " * 4000), chat("word " * 16_000)
+SMALL, LONG, LONGER = chat(), chat("word " * 4000), chat("word " * 60_000)
 
 
 class Encoder:

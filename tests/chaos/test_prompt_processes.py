@@ -10,7 +10,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="package")]
 
-LONG = 70_000  # bytes: more than the router's own threads encode
+LONG = 270_000  # bytes: more than the router's own threads encode
 
 
 async def encoding(stack, load):
