@@ -161,9 +161,7 @@ class FleetWatch(Assembled):
             except ValueError as error:
                 problems.append(f"{member.endpoint}: {error}")
         try:
-            if anew:
-                self.subscriber.set_sources([source for source in sources if source.worker not in anew])
-            self.subscriber.set_sources(sources)
+            self.subscriber.set_sources(sources, anew)
         except OSError as error:
             problems.append(str(error))
         for problem in problems:

@@ -12,6 +12,7 @@ from extproc.core.types import Completion, EngineMetrics, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from extproc.sim.time_model import TimeModel
+from tests.support.ports import free_port
 from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 from tests.test_app import TEXT, Running, settings
@@ -214,6 +215,23 @@ async def test_a_worker_whose_counters_fall_is_learned_anew_from_its_own_events(
             app._watch._on_metrics(engine.endpoint, {0: seen})
             await until(lambda: state.metrics.prompt_tokens < 1e12)
             await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) == held > 0)
+
+
+async def test_an_engine_that_connects_to_us_is_heard_though_its_revision_is_learned_late(tmp_path):
+    """All it has said before is read anew, on the socket it is connected to."""
+    ours = f"tcp://127.0.0.1:{free_port()}"
+    async with SimEngine(kv_events_connect=ours) as engine, aiohttp.ClientSession(engine.base_url) as client:
+        async with client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 1}) as reply:
+            assert reply.status == 200
+        pool = {
+            "model": {"path": str(tiny_model_path()), "revision_from": "models"},
+            "kv_events": {"endpoint": ours, "replay": engine.kv_replay, "bind": True},
+            "discovery": {"static": [engine.endpoint]},
+        }
+        async with Running(settings(tmp_path, pool=pool)) as app:
+            (state,) = app.router.table.all()
+            await until(app.says("serves model revision"))
+            await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) > 0)
 
 
 async def until_async(function, wanted):

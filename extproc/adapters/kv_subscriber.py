@@ -5,7 +5,7 @@ bind; several engines may then share one socket of ours, told apart by the topic
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 
 import zmq
 import zmq.asyncio
@@ -87,10 +87,11 @@ class KvSubscriber:
             for worker, stats in subscription.streams()
         }
 
-    def set_sources(self, sources: Iterable[KvSource]) -> None:
+    def set_sources(self, sources: Iterable[KvSource], anew: Collection[WorkerId] = ()) -> None:
         """Follow exactly these sources: new ones are started, missing ones stopped, the others kept.
 
-        What those that are stopped have said is forgotten.
+        What those that are stopped have said is forgotten. Those of the workers in `anew` are stopped, and
+        started again.
 
         Raises:
             OSError: an address is malformed or cannot be listened on; the other sources are followed.
@@ -98,7 +99,13 @@ class KvSubscriber:
         wanted: dict[KvSource | str, list[KvSource]] = {}
         for source in sources:
             wanted.setdefault(source.endpoint if source.bind else source, []).append(source)
-        for key in [key for key in self._subscriptions if key not in wanted]:
+        # A socket that engines connect to is kept: its address is free some time after it is closed.
+        over = [
+            key
+            for key in self._subscriptions
+            if key not in wanted or (isinstance(key, KvSource) and key.worker in anew)
+        ]
+        for key in over:
             ended = self._subscriptions.pop(key)
             ended.set_sources(())
             task = asyncio.create_task(ended.close())
@@ -120,7 +127,7 @@ class KvSubscriber:
                 except zmq.ZMQError as error:
                     failed.append(f"{group[0].endpoint}: {error}")
                     continue
-            self._subscriptions[key].set_sources(group)
+            self._subscriptions[key].set_sources(group, anew)
         if failed:
             raise OSError(f"KV event subscriptions failed: {'; '.join(failed)}")
 
@@ -184,10 +191,10 @@ class _Subscription:
         self._tasks = [spawn(self._receive()), spawn(self._watch())]
         self._ending: list[asyncio.Task[None]] = []
 
-    def set_sources(self, sources: Sequence[KvSource]) -> None:
+    def set_sources(self, sources: Sequence[KvSource], anew: Collection[WorkerId] = ()) -> None:
         wanted = {source.worker: source for source in sources}
         for worker, publisher in list(self._publishers.items()):
-            if wanted.get(worker) != publisher.source:
+            if worker in anew or wanted.get(worker) != publisher.source:
                 del self._publishers[worker]
                 self._ending = [task for task in self._ending if not task.done()] + publisher.stop()
                 publisher.forget()

@@ -103,6 +103,40 @@ async def test_sources_come_and_go(listener: Listener) -> None:
         await listener.holds(2)
 
 
+async def test_an_engine_that_connects_is_followed_anew_on_the_socket_it_has(listener: Listener) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as probe:
+        probe.bind("tcp://127.0.0.1:0")
+        ours = probe.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    async with VllmPublisher(connect=ours) as publisher:
+        publish(publisher, 2)
+        source = KvSource(W, ours, publisher.replay_endpoint, bind=True)
+        listener.subscriber.set_sources([source])
+        await listener.holds(2)
+        asked = len(publisher.asked)
+        listener.subscriber.set_sources([source], anew=[W])
+        assert listener.resets == [W]
+        await until(lambda: 0 in publisher.asked[asked:])
+        await listener.holds(2)
+        publish(publisher)
+        await listener.holds(3)
+
+
+async def test_who_is_followed_anew_is_though_another_address_cannot_be_listened_on(
+    listener: Listener, publisher: VllmPublisher
+) -> None:
+    publish(publisher, 2)
+    good = KvSource(W, publisher.endpoint, publisher.replay_endpoint)
+    bad = KvSource(WorkerId("x"), publisher.endpoint, bind=True)
+    with pytest.raises(OSError, match=publisher.endpoint):
+        listener.subscriber.set_sources([good, bad])
+    await listener.holds(2)
+    asked = len(publisher.asked)
+    with pytest.raises(OSError, match=publisher.endpoint):
+        listener.subscriber.set_sources([good, bad], anew=[W])
+    await until(lambda: 0 in publisher.asked[asked:])
+    await listener.holds(2)
+
+
 async def test_address_in_use_is_an_error_that_names_it(listener: Listener, publisher: VllmPublisher) -> None:
     publish(publisher)
     taken = publisher.endpoint
