@@ -193,6 +193,8 @@ class KvStream:
 
     async def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
+            if self._stopped:  # another may be following these workers by now
+                return
             match action:
                 case Apply(seq, payload):
                     await self._carry_out(await self._apply(seq, payload))
@@ -203,7 +205,8 @@ class KvStream:
                     self.stats.resets += isinstance(action, Reset)
                     for worker in self.workers:
                         self._tell(worker, action)
-        self._set_alarm()
+        if not self._stopped:
+            self._set_alarm()
 
     def _tell(self, worker: WorkerId, news: Reset | TrustChanged | Suspend | Resume) -> None:
         match news:

@@ -1,10 +1,13 @@
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+import zmq.asyncio
 
-from extproc.adapters.kv_stream import KvSource
+from extproc.adapters.kv_stream import SLICE_S, KvCallbacks, KvSource, KvStream
+from extproc.adapters.turns import Turns
 from extproc.core.types import WorkerId
 from extproc.protocol.kv_events import MAX_PAYLOAD_BYTES
 from extproc.protocol.kv_sequence_types import (
@@ -248,3 +251,35 @@ async def test_the_rank_in_a_message_is_the_only_one_that_its_server_has(listene
         listener.subscriber.set_sources([source])
         await listener.holds(2)
         assert set(listener.held) == {W}
+
+
+async def test_a_stream_that_was_stopped_tells_and_asks_nothing_more(publisher: VllmPublisher) -> None:
+    """Another one may be following its worker by now."""
+    told: list[str] = []
+
+    def stopped(_worker: WorkerId, _events: object) -> None:
+        told.append("events")
+        endings.extend(stream.stop())
+
+    callbacks = KvCallbacks(
+        events=stopped,
+        reset=lambda _worker: told.append("reset"),
+        trust=lambda _worker, _trusted, cause: told.append(cause),
+        suspend=lambda _worker, _suspended: told.append("suspended"),
+        heard=lambda _worker: told.append("heard"),
+    )
+    endings: list[asyncio.Task[None]] = []
+    source = KvSource(W, publisher.endpoint, publisher.replay_endpoint)
+    with zmq.asyncio.Context() as context:
+        stream = KvStream(context, source, callbacks, time.monotonic, Turns(time.monotonic, SLICE_S), LIMITS)
+        await stream.connected()
+        await until(lambda: told[-1:] == ["no message seen yet"])
+        said, asked = len(told), stream.stats.replays
+        message = msgspec.msgpack.encode([0.0, [stored(0, None, [0, 0])], None])
+        await stream.live(bytes(8), message)
+        # Who watches the connection goes through all streams there were, and may come to it only now.
+        await stream.connected()
+        assert told[said:] == ["events"]
+        assert stream.stats.replays == asked
+        assert not stream.stop()
+        await asyncio.gather(*endings, return_exceptions=True)
