@@ -14,7 +14,7 @@ from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.stages import NORMALIZE, PARSE, Stages
 from extproc.core.hashing import ChainKey
-from extproc.core.namespace import Namespace
+from extproc.core.namespace import Namespace, brief_salt
 from extproc.core.prefix_classes import PrefixClass
 from extproc.core.rollout import Mode, Rollout, Traffic
 from extproc.core.types import Rendition, RoutingRequest, WorkerId
@@ -181,7 +181,12 @@ class RequestPreparation:
             request_id=http.request_id,
             model=where.model,
             pool=pool.name,
-            namespace=Namespace(pool.model_revision, pool.tokenizer_revision, adapter, salt),
+            namespace=Namespace(
+                pool.model_revision,
+                pool.tokenizer_revision,
+                adapter,
+                None if salt is None else brief_salt(salt),
+            ),
             prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
             alias=where.alias,
             tenant=visitor.tenant,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from extproc.core.hashing import chain, mix, token_array
-from extproc.core.namespace import Namespace
+from extproc.core.namespace import Namespace, brief_salt
 from extproc.core.types import BlockStored
 
 _Keys = Sequence[object]
@@ -86,7 +86,7 @@ def _split_salt(keys: _Keys) -> tuple[str | None, _Keys]:
     for at in range(len(keys) - 1, -1, -1):
         value = keys[at]
         if isinstance(value, str):
-            return value, [*keys[:at], *keys[at + 1 :]]
+            return brief_salt(value), [*keys[:at], *keys[at + 1 :]]
     return None, keys
 
 

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 import xxhash
 
+LONGEST_SALT = 256
+"""Characters of a salt that is kept as it is."""
+
 
 class Namespace(NamedTuple):
-    """Requests share KV blocks only if their namespaces are equal."""
+    """Requests share KV blocks only if their namespaces are equal. Salts are `brief_salt`s."""
 
     model_revision: str
     tokenizer_revision: str
@@ -24,6 +27,16 @@ class Namespace(NamedTuple):
     def seed(self) -> int:
         """Seed of the hash chain: 64 bits, different for different namespaces."""
         return _seed(self)
+
+
+def brief_salt(salt: str) -> str:
+    """A salt as namespaces have it: a long one is told apart by a digest.
+
+    Clients choose salts, of any length, and namespaces are remembered.
+    """
+    if len(salt) <= LONGEST_SALT:
+        return salt
+    return f"\0{len(salt)}:{xxhash.xxh3_128_hexdigest(salt.encode('utf-8', 'surrogatepass'))}"
 
 
 class RoutingNamespace(NamedTuple):

@@ -15,6 +15,7 @@ from extproc.adapters.routing import HttpRequest
 from extproc.adapters.telemetry.stages import Stages
 from extproc.core.candidates import PoolFacts
 from extproc.core.model_catalog import ModelCatalog
+from extproc.core.namespace import LONGEST_SALT
 from extproc.core.policies import POLICIES
 from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
@@ -77,6 +78,13 @@ async def test_what_a_request_says_is_what_is_asked():
     assert (ask.max_output_tokens, ask.sequences, ask.stream) == (7, 2, True)
     assert (ask.namespace.model_revision, ask.namespace.tokenizer_revision) == ("v1", "t1")
     assert (ask.load_only, ask.prompts, ask.template_version) == ("no-tokenizer", (), "x")
+
+
+async def test_a_long_salt_is_not_kept():
+    """Namespaces are remembered, and clients choose salts."""
+    one, other = [(await Requests().ask({"cache_salt": end.rjust(1 << 20, "s")})).namespace for end in "ab"]
+    assert one.cache_salt != other.cache_salt
+    assert len(one.cache_salt) <= LONGEST_SALT
 
 
 async def test_the_model_chooses_the_pool_and_what_no_pool_serves_is_looked_for():

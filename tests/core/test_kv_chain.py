@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from extproc.core.hashing import chain
 from extproc.core.kv_chain import event_chain
-from extproc.core.namespace import Namespace
+from extproc.core.namespace import LONGEST_SALT, Namespace, brief_salt
 from extproc.core.types import BlockStored
 
 REVISIONS = ("model", "tokenizer")
@@ -42,6 +42,11 @@ def test_adapter_stands_on_every_block() -> None:
     assert hashes((("lA",), ("lA",), ("lA",)), adapter="lA") == prompt(adapter="lA")
     assert hashes(None, adapter="lA") == prompt(adapter="lA")
     assert hashes((("lA", "s"), ("lA",), ("lA",)), adapter="lA") == prompt("lA", "s")
+
+
+def test_long_salts_give_the_chain_of_what_stands_for_them() -> None:
+    long = "s" * (LONGEST_SALT + 1)
+    assert hashes(((long,), None, None)) == prompt(salt=brief_salt(long)) != prompt(salt=long)
 
 
 def test_salt_that_spells_like_the_adapter() -> None:

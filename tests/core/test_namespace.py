@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.namespace import Namespace, RoutingNamespace
+from extproc.core.namespace import LONGEST_SALT, Namespace, RoutingNamespace, brief_salt
 
 names = st.text(max_size=6)
 optional = st.none() | names
@@ -32,3 +32,12 @@ routing = st.builds(RoutingNamespace, namespaces, names, names, names)
 def test_routing_keys_are_equal_exactly_when_namespaces_are(a, b):
     assert (a.key == b.key) == (a == b)
     assert len(a.key) == 16
+
+
+def test_a_long_salt_is_told_apart_by_a_few_characters():
+    usual, long = "s" * LONGEST_SALT, "s" * (LONGEST_SALT + 1)
+    assert brief_salt(usual) == usual
+    alike = {brief_salt(one) for one in (usual, long, f"{long}s", "t" * len(long), f"{usual}\ud800")}
+    assert len(alike) == 5
+    assert brief_salt(long) == brief_salt("".join(list(long)))
+    assert all(len(one) <= LONGEST_SALT for one in alike)
