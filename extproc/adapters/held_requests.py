@@ -181,7 +181,7 @@ class HeldRequests:
             size=ask.size,
             arrived_at=now,
             leave_by=now + self._patience_s(ask, now),
-            place=(request.subset, request.namespace.adapter),
+            place=(request.subset, self._router.adapters.having(request.namespace.adapter)),
         )
         held = self._held[entry.id] = _Held(ask, entry, asyncio.get_running_loop().create_future())
         try:

@@ -19,7 +19,7 @@ from extproc.core.router import Router
 from extproc.core.saturation import RoomSettings
 from extproc.core.tenancy import TenantBook, TenantPolicy
 from extproc.core.types import Completion, Outcome
-from tests.support.core import COSTS, members, request, worker
+from tests.support.core import COSTS, NAMESPACE, members, request, worker
 from tests.support.waiting import until
 
 README = Path(__file__).parents[2] / "README.md"
@@ -480,3 +480,23 @@ async def test_many_that_can_go_at_once_do_not_go_in_one_turn(monkeypatch):
     await asyncio.sleep(0)
     assert 0 < len(house.held) < 40
     await house.admitted(*(f"r{n}" for n in range(40)))
+
+
+async def test_names_that_clients_make_up_do_not_each_look_for_room_of_their_own():
+    """Every look, and every request that comes, would cost the event loop as much as there are names."""
+    house = House()
+    house.router.on_models(worker().endpoint, "root", ["law"])
+    looks = []
+    room = house.held.saturation.room
+    house.held.saturation.room = lambda asked, now: looks.append(asked) or room(asked, now)
+    await house.send("a")
+    for number in range(20):
+        await house.send(f"r{number}", namespace=NAMESPACE._replace(adapter=f"made-up-{number}"))
+    assert len(house.held) == 20
+    looks.clear()
+    await house.send("law", namespace=NAMESPACE._replace(adapter="law"))
+    assert len(looks) == 2
+    house.end("a")
+    await house.admitted("r0")
+    house.held.close()
+    await asyncio.gather(*house.tasks.values())
