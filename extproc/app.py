@@ -202,6 +202,7 @@ class App(Assembled):
             index=self._known,
             clock=self._clock,
             report=self._report,
+            later=self._later,
         )
 
     def _build_router(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from extproc import config as configuration
+from extproc.adapters.peer_codec import Completed
 from extproc.adapters.routing import HttpRequest
 from extproc.app import App
 from extproc.cli import main
@@ -86,6 +87,17 @@ async def test_what_an_engine_computed_is_found_again(tmp_path):
         await until(lambda: app.router.index.stats().blocks > 0)
         route = await app.ask()
         assert app.router.ledger.get(route.lease_id).decision.chosen.cached_tokens > 0
+
+
+async def test_ends_that_peers_tell_are_taken_after_decisions(tmp_path):
+    async with (
+        SimEngine() as engine,
+        Running(settings(tmp_path, engine, peers={"listen": "127.0.0.1:0"})) as app,
+    ):
+        route = await app.ask()
+        app.exchange.forwarding.take([Completed(route.lease_id, Completion(Outcome.FINISHED))])
+        assert len(app.router.ledger) == 1
+        await until(lambda: len(app.router.ledger) == 0)
 
 
 async def test_a_lease_nobody_ends_is_written_off(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from extproc.adapters.assembled import Assembled
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.discovery import Discovery, Source
 from extproc.adapters.peer_codec import Signal
 from extproc.adapters.peer_forwarding import ForwardingService
@@ -81,6 +82,7 @@ class PeerExchange(Assembled):
         index: pieces of what we know of the engines' caches.
         clock: seconds, monotonic.
         report: told, in one line, what an operator should know.
+        later: puts off what peers tell of requests that have ended; None: it is taken at once.
 
     Attributes:
         forwarding: what the gRPC services must be given instead of `service`.
@@ -96,6 +98,7 @@ class PeerExchange(Assembled):
         index: Callable[[], AsyncGenerator[bytes, None]],
         clock: Callable[[], float],
         report: Callable[[str], None],
+        later: Deferred | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -110,7 +113,7 @@ class PeerExchange(Assembled):
         self._streams = 0
         self.server: PeerServer | None = None
         self.forwarding = ForwardingService(
-            service, settings.owner, self._send, self._send_all, self._on_access_log
+            service, settings.owner, self._send, self._send_all, self._on_access_log, later
         )
         self._discovery = Discovery(sources, on_members=self._on_members, on_error=report)
         router.teller = LoadTeller(settings.name, settings.epoch)

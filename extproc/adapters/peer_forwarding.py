@@ -10,7 +10,9 @@ without a ticket may be anybody's: where it is not known to be ours, everybody i
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.peer_codec import Completed, FirstBody, LeftEarly, Served, Signal
 from extproc.adapters.routing import HttpRequest, RoutingService
 from extproc.core.types import Completion
@@ -45,6 +47,8 @@ class ForwardingService:
         send: hands a signal to the replica whose tickets begin so; False when there is none.
         send_all: hands a signal to all replicas that are linked.
         on_access_log: told how many access log streams reach us.
+        later: puts off ends that others tell of, as it does those of our own access log: after a pause they
+            come by the hundred; None: they are taken at once.
     """
 
     def __init__(
@@ -54,12 +58,14 @@ class ForwardingService:
         send: Callable[[str, Signal], bool],
         send_all: Callable[[Signal], None],
         on_access_log: Callable[[int], None],
+        later: Deferred | None = None,
     ) -> None:
         self._inner = inner
         self._owner = owner
         self._send = send
         self._send_all = send_all
         self._on_access_log = on_access_log
+        self._later = later
         self.counters = ForwardingCounters()
 
     async def route(self, request: HttpRequest) -> Answer:
@@ -105,12 +111,18 @@ class ForwardingService:
     def take(self, signals: Iterable[Signal]) -> None:
         """What others were told of our requests. Nothing is handed on twice."""
         for signal in signals:
-            try:
+            if self._later is not None and isinstance(signal, Completed | LeftEarly):
+                self._later.add(partial(self._take, signal))
+            else:
                 self._take(signal)
-            except Exception:
-                _log.exception("news of a request failed; others are not affected")
 
     def _take(self, signal: Signal) -> None:
+        try:
+            self._tell(signal)
+        except Exception:
+            _log.exception("news of a request failed; others are not affected")
+
+    def _tell(self, signal: Signal) -> None:
         if isinstance(signal, LeftEarly):
             self._inner.left_early(signal.request_id, signal.completion)
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from extproc.adapters.peer_codec import MAX_SIGNALS, Signal, decode_news, encode_signal
+from extproc.adapters.peer_codec import Signal, decode_news, encode_signal
 from extproc.adapters.peer_security import PeerSecurity
 from extproc.adapters.peer_server import MAX_MESSAGE_BYTES, SERVICE
 from extproc.core.errors import ProtocolError, WarmrouteError
@@ -29,7 +29,9 @@ _SILENCE_S = 5.0  # a replica tells something every half second
 _DELIVERY_S = 2.0
 _SIGNAL_LIFE_S = 30.0
 _CANCEL_S = 0.5
-_DELIVERY_BYTES = 1 << 20  # of one message, about: well below what is received
+# Of one message: well below what is received, and reading it must not hold up the other's event loop.
+_DELIVERY_BYTES = 1 << 20
+_DELIVERY_SIGNALS = 100
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -200,7 +202,7 @@ class PeerLink:
         """The oldest signals that wait, and the message that tells them; they wait no longer."""
         batch: list[tuple[float, Signal]] = []
         message, size = pb.Delivery(replica=self._name), 0
-        while self._waiting and len(batch) < MAX_SIGNALS and size < _DELIVERY_BYTES:
+        while self._waiting and len(batch) < _DELIVERY_SIGNALS and size < _DELIVERY_BYTES:
             entry = self._waiting.popleft()
             try:
                 signal = encode_signal(entry[1])

@@ -1,3 +1,6 @@
+import time
+
+from extproc.adapters.deferred import Deferred
 from extproc.adapters.peer_codec import Completed, FirstBody, LeftEarly, Served
 from extproc.adapters.peer_forwarding import ForwardingService, owner_of
 from extproc.core.types import Completion, Outcome
@@ -33,9 +36,11 @@ class Inner:
 
 
 class Forwarding:
-    def __init__(self, *known):
+    def __init__(self, *known, later=None):
         self.inner, self.sent, self.streams, self.to_all = Inner(), [], [], []
-        self.service = ForwardingService(self.inner, "me", self.send, self.to_all.append, self.streams.append)
+        self.service = ForwardingService(
+            self.inner, "me", self.send, self.to_all.append, self.streams.append, later
+        )
         self.known = known
 
     def send(self, owner, signal):
@@ -86,6 +91,16 @@ def test_what_others_were_told_is_taken_and_never_handed_on():
         ("completed", "me.1"),
     ]
     assert (it.sent, it.service.counters.taken, it.service.counters.unknown) == ([], 3, 1)
+
+
+async def test_ends_that_others_tell_by_the_hundred_do_not_hold_up_a_decision():
+    later = Deferred(time.monotonic)
+    it = Forwarding(later=later)
+    it.service.take([Completed("me.1", DONE), LeftEarly("told", DONE), FirstBody("me.2")])
+    assert [call[0] for call in it.inner.calls] == ["first_body"]
+    later.flush()
+    assert [call[:2] for call in it.inner.calls[1:]] == [("completed", "me.1"), ("left_early", "told")]
+    later.close()
 
 
 def test_a_request_without_a_ticket_is_ours_or_anybodys():

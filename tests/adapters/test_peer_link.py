@@ -21,6 +21,7 @@ class Peer:
 
     def __init__(self, *updates, port=0, refuse=()):
         self.updates, self.delivered, self._port, self._refuse = list(updates), [], port, list(refuse)
+        self.most = 0  # signals in one delivery
 
     async def watch(self, _request, context):
         for update in self.updates:
@@ -31,6 +32,7 @@ class Peer:
         if self._refuse:
             await context.abort(self._refuse.pop(0), "not now")
         self.delivered += [signal.ticket for signal in request.signals]
+        self.most = max(self.most, len(request.signals))
         return pb.DeliveryReply()
 
     async def __aenter__(self):
@@ -158,6 +160,7 @@ async def test_deliveries_are_no_larger_than_what_is_received():
             it.link.send(Completed(f"o.{n}", Completion(Outcome.FAILED, details="\U0001f600" * 2000)))
         await until(lambda: len(peer.delivered) == MAX_SIGNALS)
         assert it.link.counters.dropped == 0
+        assert peer.most <= 100  # to read more would hold up the event loop over there
 
 
 async def test_an_error_of_deliveries_is_forgotten_when_they_go_on(monkeypatch):
