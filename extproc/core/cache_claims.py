@@ -6,6 +6,7 @@ Theory of operation. KV events tell what a worker holds; `index` keeps it. Three
 |---|---|
 | events are lost, or audits show that some are | what was claimed before is doubted, block by block |
 | events have stopped although the engine stores blocks | so too, and it counts as a worker without events |
+| the connection for events is lost | until it is back they count for nothing: it is one without events |
 | the engine is another process, or began its events anew | all is forgotten |
 | it serves another model revision | all is forgotten: blocks of one are nothing to the other |
 
@@ -58,8 +59,8 @@ class CacheClaims:
         self._complete: dict[WorkerId, str] = {}  # whose events are said to be, in the words it was said in
 
     def publishes(self, state: WorkerState) -> bool:
-        """Whether KV events tell what a worker holds."""
-        return self.index.block_size(state.id) is not None and not state.kv_silent
+        """Whether KV events tell what a worker holds, now."""
+        return self._has_published(state) and not state.kv_suspended
 
     def revision_of(self, state: WorkerState) -> str | None:
         """The model revision a worker serves: as configured, else as it told."""
@@ -114,7 +115,7 @@ class CacheClaims:
 
     def on_restart(self, state: WorkerState) -> None:
         """Its counters say that the engine is another process. Events that have told of it already win."""
-        if self.publishes(state):
+        if self._has_published(state):
             state.kv_trusted = False
             state.kv_cause = "the engine restarted, and its KV events did not say so"
             self._complete.pop(state.id, None)
@@ -201,6 +202,9 @@ class CacheClaims:
             self._doubt(worker)
             state.kv_trusted = False
             state.kv_cause = verdict.value
+
+    def _has_published(self, state: WorkerState) -> bool:
+        return self.index.block_size(state.id) is not None and not state.kv_silent
 
     def _pool(self, state: WorkerState) -> PoolFacts:
         return self._pools.get(state.member.pool, NOTHING_CONFIGURED)

@@ -70,9 +70,13 @@ def look_up(
             for match in index.match(hashes):
                 worker = match.worker
                 state = state_of(worker) if size_of(worker) == size else None
-                if state is None or state.kv_suspended:
+                if state is None:
                     continue
-                if worker in doubts:
+                if state.kv_suspended:  # it may have restarted, empty: what was sent there since is there
+                    if not match.sent:
+                        continue
+                    hit = Hit(match.sent * size, 0, 0, 1.0)
+                elif worker in doubts:
                     hit = _believed(doubts, match, hashes, size, now)
                 else:
                     length = (match.blocks, match.offloaded)

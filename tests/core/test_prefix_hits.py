@@ -77,3 +77,5 @@ def test_who_may_not_serve_the_request_or_may_have_restarted_has_nothing():
     assert set(fleet.look_up(PROMPT).of) == {worker(1)}
     fleet.table.update(members(1), 0.0)
     assert fleet.look_up(PROMPT).of == {}
+    fleet.index.reserve(worker(0), chain(PROMPT)[:3])  # but for what was sent there
+    assert fleet.look_up(PROMPT).of == {worker(0): Hit(48, 0, 0, 1.0)}

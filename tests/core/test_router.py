@@ -51,6 +51,25 @@ def test_a_warm_prefix_is_found_and_its_length_predicted():
     assert decision.reason is Reason.WARM_EXACT
 
 
+def test_an_engine_that_serves_on_while_its_events_are_cut_off_is_known_by_what_is_sent_there():
+    router = make_router(1)
+    router.on_kv_events(worker(), [stored(range(5000, 5160))], 0.0)
+    router.on_kv_suspended(worker(), suspended=True)
+    predicted = []
+    for now in (0.0, 10.0, 20.0):
+        router.on_metrics(worker().endpoint, {0: metrics()}, now)
+        decision = router.schedule(request(PROMPT), now + 0.1)
+        predicted.append(decision.chosen.cached_tokens)
+        found = 320 if now else 0
+        done = Completion(Outcome.FINISHED, prompt_tokens=len(PROMPT), cached_tokens=found, output_tokens=9)
+        router.release(decision.lease_id, done, now + 0.5)
+        router.tick(now + 5.0)
+    assert predicted == [0, 320, 320]
+    router.on_kv_suspended(worker(), suspended=False)
+    router.on_kv_events(worker(), [stored(PROMPT[:160], first_handle=500)], 30.0)
+    assert router.schedule(request(PROMPT), 31.0).chosen.cached_tokens == 160  # as its events tell
+
+
 def test_prompts_in_flight_count_as_soon_as_they_are_routed():
     router = make_router()
     first = router.schedule(request(PROMPT, request_id="a"), 1.0)
