@@ -12,6 +12,7 @@ whether the server was reached. Whether a worker with failures is still used is 
 import asyncio
 import itertools
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class ScrapeSettings:
         timeout_s: a page must have arrived completely within this.
         max_bytes: a larger page is a failure.
         models_interval_s: time between two looks at `/v1/models`.
+        models_pause_s: least time between two that somebody asks for.
         headers: sent with each request (authorization, for instance).
         jitter: share of an interval by which it varies, so that endpoints are not asked all at once.
     """
@@ -77,6 +79,7 @@ class ScrapeSettings:
     timeout_s: float = 2.0
     max_bytes: int = 4 << 20
     models_interval_s: float = 15.0
+    models_pause_s: float = 1.0
     headers: Mapping[str, str] = field(default_factory=dict)
     jitter: float = 0.1
 
@@ -139,6 +142,7 @@ class MetricsScraper:
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._asked: set[asyncio.Task[None]] = set()
         self._plain: set[str] = set()
+        self._asked_at = -math.inf
 
     async def start(self) -> None:
         """Begin with the endpoints set so far."""
@@ -184,9 +188,14 @@ class MetricsScraper:
                 self._tasks[endpoint] = self._watch(endpoint)
 
     def look_at_models(self) -> None:
-        """Read every `/v1/models` now, unless that is being done: a model was asked for that is not known."""
-        if self._session is None or self._asked:
+        """Read every `/v1/models` now: a model was asked for that is not known.
+
+        Not while that is being done, nor right after: clients may make up names all the time.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._session is None or self._asked or now - self._asked_at < self._settings.models_pause_s:
             return
+        self._asked_at = now
         for endpoint in self._endpoints:
             task = asyncio.create_task(self._look_at_models(endpoint), name=f"models of {endpoint}")
             self._asked.add(task)

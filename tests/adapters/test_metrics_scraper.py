@@ -365,7 +365,7 @@ async def test_models_are_read_at_once_when_somebody_asks():
         return web.json_response({"data": [{"id": "tiny"}]})
 
     seen = Seen()
-    settings = replace(QUICK, models_interval_s=3600.0)
+    settings = replace(QUICK, models_interval_s=3600.0, models_pause_s=0.0)
     async with Upstream(respond) as server, seen.scraper(models=True, settings=settings) as scraper:
         scraper.set_endpoints([server.endpoint])
         for _ in range(5):
@@ -375,6 +375,20 @@ async def test_models_are_read_at_once_when_somebody_asks():
         await until(lambda: len(seen.models) >= 2)
         assert sum(one.path == "/v1/models" for one in server.requests) <= 3
     seen.scraper(models=True).look_at_models()  # not started: nothing to do
+
+
+async def test_names_that_clients_make_up_do_not_have_models_read_all_the_time():
+    async def respond(request, received):
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    seen = Seen()
+    settings = replace(QUICK, models_interval_s=3600.0, models_pause_s=3600.0)
+    async with Upstream(respond) as server, seen.scraper(models=True, settings=settings) as scraper:
+        scraper.set_endpoints([server.endpoint])
+        for _ in range(3):
+            scraper.look_at_models()
+            await until(lambda: seen.models and not scraper._asked)
+        assert len(seen.models) == 1
 
 
 async def test_all_are_asked_at_the_start_and_spread_over_the_interval_from_then_on():
