@@ -45,9 +45,7 @@ class IndexMemory:
     def give(self, memories: Mapping[WorkerId, WorkerMemory]) -> None:
         """Memories of another replica, or of an earlier start."""
         self._given = dict(memories)
-        loop = asyncio.get_running_loop()
-        loop.call_later(KEEP_S, self._given.clear)
-        loop.call_later(TAKEN_S, self._taken.clear)
+        asyncio.get_running_loop().call_later(KEEP_S, self._given.clear)
 
     def recall(self, worker: WorkerId) -> SequenceMemory | None:
         """Its event stream is going to be followed: take its memory into the index, if there is one.
@@ -58,6 +56,7 @@ class IndexMemory:
         if given is None or state is None or (given.revision, given.tokenizer_revision) != self._seed(worker):
             return None
         self._taken[worker] = self._given.pop(worker)
+        asyncio.get_running_loop().call_later(TAKEN_S, self._taken.pop, worker, None)
         if not self._router.on_kv_restored(worker, given.parts, self._clock()):
             self._report(f"what was known of the cache of {worker} is damaged; it is learned anew")
             return None

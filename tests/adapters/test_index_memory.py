@@ -1,5 +1,6 @@
 """An index moves from one router to another, with the event stream going on."""
 
+import asyncio
 import time
 from random import Random
 
@@ -145,6 +146,20 @@ async def test_what_is_known_of_workers_that_do_not_come_is_not_kept_for_ever(mo
         async with Side(publisher, given, revision="another") as new:
             assert given
             await until(lambda: not new.memory._given)
+
+
+async def test_what_was_taken_late_is_not_kept_for_ever_either(monkeypatch):
+    monkeypatch.setattr(index_memory, "TAKEN_S", 0.0)
+    async with VllmPublisher() as publisher, Side(publisher) as old:
+        publish(publisher, 0, 20)
+        await until(lambda: old.blocks() == 20)
+        given = await old.known()
+        async with Side(publisher, given, revision="another") as new:
+            await asyncio.sleep(0.01)  # longer than what is taken is kept
+            new.router.table.get(W).revision = NAMESPACE.model_revision
+            assert new.memory.recall(W) is not None
+            assert new.memory._taken
+            await until(lambda: not new.memory._taken)
 
 
 async def test_damage_means_to_begin_cold():
