@@ -10,22 +10,23 @@ import sys
 from collections.abc import Sequence
 
 from extproc import __version__
+from extproc.cli.option_types import HelpFormatter
 from extproc.core.errors import WarmrouteError
 
 COMMANDS: dict[str, str] = {
     "serve": "extproc.cli.serve",
-    "demo": "extproc.cli.demo",
     "check": "extproc.cli.check",
     "envoy-config": "extproc.cli.envoy_config",
-    "normalize": "extproc.cli.normalize",
     "health": "extproc.cli.health",
-    "engine": "extproc.cli.engine",
-    "simulate": "extproc.cli.simulate",
     "explain": "extproc.cli.explain",
     "top": "extproc.cli.top",
-    "replay": "extproc.cli.replay",
     "report": "extproc.cli.report",
+    "replay": "extproc.cli.replay",
     "analyze": "extproc.cli.analyze",
+    "normalize": "extproc.cli.normalize",
+    "demo": "extproc.cli.demo",
+    "engine": "extproc.cli.engine",
+    "simulate": "extproc.cli.simulate",
 }
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name,
             help=module.HELP,
             description=module.HELP,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         module.configure(sub)
         sub.set_defaults(run=module.run)

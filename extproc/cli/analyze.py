@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extproc import __version__
+from extproc.cli.option_types import checked, listed
 from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
 from extproc.core.errors import WarmrouteError
 
 if TYPE_CHECKING:
     from extproc.config import Pool
 
-HELP = "Read logs of requests: which tokens repeat, what breaks prefixes, what routing by prefix would save."
+HELP = "read logs of requests: which tokens repeat, what breaks prefixes, what routing by prefix would save"
 
 _FIELDS = ("tenant", "session", "class", "time", "template")
 _PIPE_WIDTH = 120
+_whole = checked(int, lambda value: value > 0, "a whole number above 0")
+_wholes = listed(int, lambda value: value > 0, "whole numbers above 0")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -187,17 +190,6 @@ def _fields(given: list[str]) -> dict[str, str]:
             raise WarmrouteError(f"--field {item}: it must be NAME=PATH with one of {', '.join(_FIELDS)}")
         fields[name] = path
     return fields
-
-
-def _wholes(text: str) -> list[int]:
-    return [_whole(part) for part in text.split(",")]
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return value
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from extproc.cli.option_types import checked
 from extproc.core.errors import WarmrouteError
 from extproc.sim.engine_types import EngineConfig
 from extproc.sim.time_model import PRESETS, TimeModel
@@ -16,7 +17,7 @@ from extproc.sim.time_model import PRESETS, TimeModel
 if TYPE_CHECKING:
     from extproc.adapters.sim_engine_server import SimEngineServer
 
-HELP = "Run a simulated vLLM replica: same API, prefix cache, KV events and metrics, no model."
+HELP = "run a simulated vLLM replica: same API, prefix cache, KV events and metrics, no model"
 
 _MAX_MODEL_LEN = 16384
 _OPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -26,6 +27,7 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--attention-ms-per-pair", "attention_ms_per_pair", "cost of one pair of attending tokens, in ms"),
 )
 _Number = TypeVar("_Number", int, float)
+_port = checked(int, lambda number: 0 <= number < 65536, "a port: use 0 to 65535")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -225,7 +227,7 @@ def _time_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--prefill-tokens-per-s",
-        type=_above_zero,
+        type=checked(float, lambda value: value > 0, "a number above 0"),
         metavar="N",
         default=argparse.SUPPRESS,
         help=_with_default("prompt tokens computed per second, beside the cost of the step", None),
@@ -246,26 +248,6 @@ def _with_default(text: str, value: float | None) -> str:
     return f"{text} ({shown:g} with --speed medium)"
 
 
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 65536:
-        raise argparse.ArgumentTypeError(f"{number} is not a port: use 0 to 65535")
-    return number
-
-
 def _at_least(kind: Callable[[str], _Number], least: int) -> Callable[[str], _Number]:
-    def parse(text: str) -> _Number:
-        value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
-        return value
-
-    parse.__name__ = "number"  # argparse names the type in its message
-    return parse
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+    name = "a whole number" if kind is int else "a number"
+    return checked(kind, lambda value: value >= least, f"{name} from {least} on")

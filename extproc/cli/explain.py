@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from extproc.adapters.admin_client import DEFAULT_URL, AdminClient, token_from
+from extproc.adapters.admin_client import DEFAULT_URL, TOKEN_VARIABLE, AdminClient, token_from
 from extproc.adapters.decision_reader import find_decision
 from extproc.protocol.explanation_text import SHOWN, as_text
 
@@ -16,7 +16,11 @@ HELP = "tell why a request went where it went, and what became of it"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="its x-request-id")
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="its x-request-id, as in the decision log and on the status page",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--log",
@@ -24,7 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="look in this decision log, and in what it was rotated to; `-`: standard input",
     )
     where.add_argument("--admin", metavar="URL", default=DEFAULT_URL, help="ask this running Warmroute")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="token of its admin server")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"token of its admin server (else the environment variable {TOKEN_VARIABLE})",
+    )
     parser.add_argument("--all", action="store_true", help=f"list all candidates, not only the first {SHOWN}")
     parser.add_argument("--json", action="store_true", help="print the line of the decision log")
 

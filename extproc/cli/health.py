@@ -2,16 +2,17 @@
 
 import argparse
 import http.client
+import sys
 
 import grpc
 
 from extproc import config as configuration
 from extproc.core.errors import WarmrouteError
 from extproc.pb import health_pb2
-from extproc.protocol.addresses import parse_address
+from extproc.protocol.addresses import Address, parse_address
 from extproc.protocol.endpoint_picker import HEALTH_SERVICE
 
-HELP = "ask a running Warmroute whether it is alive or ready (exit code 0 or 1)"
+HELP = "ask a running Warmroute whether it is ready, or alive (exit code 0: yes, 1: no, or no answer)"
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _STATUS = health_pb2.HealthCheckResponse.ServingStatus
@@ -32,10 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask once, and print the answer.
+    """Ask once, and print the answer. Nobody there is an answer, too: exit code 1.
 
     Raises:
-        WarmrouteError: nobody answers in time, or the address is none.
+        WarmrouteError: there is no address to ask.
     """
     config = None if args.config is None else configuration.load(args.config)
     if config is not None and config.tls is not None:
@@ -51,10 +52,16 @@ def run(args: argparse.Namespace) -> int:
         try:
             answer = check(health_pb2.HealthCheckRequest(service=args.service), timeout=args.timeout)
         except grpc.RpcError as error:
-            details = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise WarmrouteError(f"no answer from {address}: {details}") from error
+            return _no_answer(
+                args.service, address, error.details() if isinstance(error, grpc.Call) else error
+            )
     print(f"{args.service}: {_STATUS.Name(answer.status)}")
     return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
+
+
+def _no_answer(service: str, address: Address, why: object) -> int:
+    print(f"{service}: no answer from {address}: {why}", file=sys.stderr)
+    return 1
 
 
 def _ask_admin(listen: str, service: str, timeout: float) -> int:
@@ -68,7 +75,7 @@ def _ask_admin(listen: str, service: str, timeout: float) -> int:
         connection.request("GET", "/livez" if service == "liveness" else "/readyz")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise WarmrouteError(f"no answer from {address}: {error}") from error
+        return _no_answer(service, address, error)
     finally:
         connection.close()
     serving = status == http.HTTPStatus.OK

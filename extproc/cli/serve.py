@@ -16,6 +16,8 @@ from extproc.adapters.service_log import start_log
 from extproc.adapters.warm_up import settle
 from extproc.app import App
 from extproc.assembly import for_process
+from extproc.cli.option_types import checked
+from extproc.protocol.addresses import parse_address
 
 HELP = "run the external processor that Envoy asks for every request"
 
@@ -28,15 +30,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--policy", choices=available_policies(), help="use this policy instead of the file's"
     )
     parser.add_argument(
-        "--processes", type=_count, metavar="N", help="routers that share the port, instead of the file's"
+        "--processes",
+        type=checked(int, lambda count: 1 <= count <= 64, "a number of processes from 1 to 64"),
+        metavar="N",
+        help="routers that share the port, instead of the file's",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, for looking for faults")
     parser.add_argument("--place", nargs=3, help=argparse.SUPPRESS)  # number, count, folder
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Status goes to standard error, the decision log where configured."""
+    """Serve until SIGTERM or SIGINT. Status goes to standard error, the decision log where configured.
+
+    Raises:
+        WarmrouteError: the configuration or an option cannot be used, or a port is taken.
+    """
     start_log(verbose=args.verbose)
+    if args.listen is not None:
+        parse_address(args.listen, lowest_port=0)
     config = configuration.load(args.config)
     options = ("listen", "policy", "processes")
     overrides = {key: value for key in options if (value := getattr(args, key)) is not None}
@@ -84,13 +95,6 @@ def _on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= 64:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of processes from 1 to 64")
-    return count
 
 
 _errors = LineOutput(lambda: sys.stderr)

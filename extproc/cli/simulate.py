@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 120
 
-HELP = "Simulate a fleet: how each routing policy serves a workload, beside its peers and a bound."
+HELP = "simulate a fleet: how each routing policy serves a workload, beside its peers and a bound"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from extproc.cli.option_types import listed
 from extproc.core.errors import WarmrouteError
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 EVERYTHING = "all"
 """Stands for every policy there is."""
+
+_numbers = listed(float, lambda value: value > 0, "numbers above 0")
+_times = listed(float, lambda value: value >= 0, "numbers from 0 on")
+_wholes = listed(int, lambda value: value > 0, "whole numbers above 0")
 
 
 def load_options(group: argparse._ArgumentGroup) -> None:
@@ -181,24 +186,3 @@ _REPRODUCING = (
     *("kv_delay_ms", "kv_loss", "no_kv_events", "no_kv_replay"),
     *("admission_queue_ms", "admission_wait_s", "admission_requests", "priorities"),
 )
-
-
-def _numbers(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if not values or not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers above 0")
-    return values
-
-
-def _times(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if not all(value >= 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers from 0 on")
-    return values
-
-
-def _wholes(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
-    if not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of whole numbers above 0")
-    return values

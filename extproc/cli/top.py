@@ -9,7 +9,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from extproc.adapters.admin_client import DEFAULT_URL, AdminClient, AdminClientError, token_from
+from extproc.adapters.admin_client import (
+    DEFAULT_URL,
+    TOKEN_VARIABLE,
+    AdminClient,
+    AdminClientError,
+    token_from,
+)
+from extproc.cli.option_types import checked
 from extproc.cli.top_view import view
 
 HELP = "watch a running Warmroute: workers, decisions, prefixes, warnings"
@@ -19,18 +26,22 @@ _PLAIN_WIDTH = 160
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--admin", metavar="URL", default=DEFAULT_URL, help="the Warmroute to ask")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="token of its admin server")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"token of its admin server (else the environment variable {TOKEN_VARIABLE})",
+    )
+    parser.add_argument(
+        "--interval",
+        type=checked(float, lambda value: 0.1 <= value <= 3600, "a number of seconds from 0.1 to 3600"),
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks",
+    )
     parser.add_argument(
         "--once", action="store_true", help="print once and end; so it does without a terminal"
     )
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("must be from 0.1 to 3600")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,10 +28,16 @@ async def test_readiness_and_liveness(tmp_path, capsys):
         assert capsys.readouterr().out.endswith("readiness: SERVING\n")
 
 
-@pytest.mark.parametrize("address", ["nowhere", f"127.0.0.1:{free_port()}"])
-def test_nobody_there(capsys, address):
-    assert main(["health", "--address", address, "--timeout", "1"]) == 2
-    assert address in capsys.readouterr().err
+def test_nobody_there_is_not_healthy(capsys):
+    """Exit code 1: health checks of containers reserve 2."""
+    address = f"127.0.0.1:{free_port()}"
+    assert main(["health", "--address", address, "--timeout", "1"]) == 1
+    assert f"readiness: no answer from {address}" in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_cannot_be_asked(capsys):
+    assert main(["health", "--address", "nowhere"]) == 2
+    assert "'nowhere' is not an address" in capsys.readouterr().err
 
 
 async def test_with_tls_the_admin_server_is_asked(tmp_path, capsys):
@@ -52,5 +58,5 @@ async def test_with_tls_the_admin_server_is_asked(tmp_path, capsys):
         assert await ask("-c", str(config)) == 2
         assert "set `admin.listen`" in capsys.readouterr().err
     config.write_text(f"admin: {{listen: '127.0.0.1:{free_port()}'}}\n{tls}\n{pools}\n")
-    assert await ask("-c", str(config)) == 2
+    assert await ask("-c", str(config)) == 1
     assert "no answer from 127.0.0.1" in capsys.readouterr().err
