@@ -309,6 +309,7 @@ class App(Assembled):
             held=tuple if self._held is None else self._held.state,
             peers=self._peers,
             recalled=lambda: self._memory.recalled,
+            mode=self.config.rollout.settings().summary,
         )
         sources = AdminSources(
             lambda: self.health.ready,

@@ -162,7 +162,12 @@ async def asked(app, path, **headers):
 
 
 async def test_the_admin_server_shows_what_the_service_does(tmp_path):
-    admin = {"admin": {"listen": "127.0.0.1:0"}, "shadow": ["least-load"]}
+    canary = {"name": "canary", "mode": "observe", "header": "x-canary"}
+    admin = {
+        "admin": {"listen": "127.0.0.1:0"},
+        "shadow": ["least-load"],
+        "rollout": {"classes": [canary]},
+    }
     async with SimEngine() as engine, Running(settings(tmp_path, engine, **admin)) as app:
         assert app.says("status page: http://127.0.0.1:")()
         assert await asked(app, "/readyz") == (200, "ok\n")
@@ -194,7 +199,7 @@ async def test_the_admin_server_shows_what_the_service_does(tmp_path):
         _, text = await asked(app, "/state")
         shown = json.loads(text)
         assert shown["counters"]["routed"] == 1
-        assert shown["shadow"] == ["least-load"]
+        assert (shown["shadow"], shown["mode"]) == (["least-load"], "enforce (canary: observe)")
         assert any("500" in one["cause"] for one in shown["warnings"])
         await engine.kill()
         await until(lambda: not app.health.ready)

@@ -44,6 +44,7 @@ class StatusBoard:
         held: what is held, by pool, where anything may be.
         peers: other replicas; None where there are none.
         recalled: workers whose index was taken over at our start.
+        mode: how far decisions are acted on, for people.
     """
 
     router: Router
@@ -60,6 +61,7 @@ class StatusBoard:
     held: Callable[[], Sequence[HeldState]] = tuple
     peers: Callable[[], PeersStatus | None] = lambda: None
     recalled: Callable[[], int] = lambda: 0
+    mode: str = "enforce"
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class StatusBoard:
             "listen": self.address,
             "policy": router.policy,
             "shadow": list(self.shadow),
+            "mode": self.mode,
             "ready": any(worker.ready for worker in router.workers),
             "open_requests": router.open_requests,
             "distinct_blocks": router.distinct_blocks,

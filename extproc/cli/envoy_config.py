@@ -42,8 +42,8 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.epilog = (
-        "What no option says is as the section `envoy` of the configuration says. To add Warmroute to an Envoy "
-        "or Istio that you run already, see envoy/README.md and deploy/README.md."
+        "What no option says is as the section `envoy` of the configuration says. To add Warmroute to an "
+        "Envoy or Istio that you run already, see envoy/README.md and deploy/README.md."
     )
     parser.add_argument(
         "-c", "--config", required=True, metavar="FILE", help="Warmroute's configuration file"

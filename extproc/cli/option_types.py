@@ -1,4 +1,4 @@
-"""What the options of all commands have in common: types that say what they want, and help that says defaults."""
+"""What options of all commands have in common: types that say what they want, help that says defaults."""
 
 import argparse
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 def checked(
     kind: Callable[[str], _Value], holds: Callable[[_Value], bool], wanted: str
 ) -> Callable[[str], _Value]:
-    """The type of an option: what `kind` makes of the text, if it `holds`; else the error says what is `wanted`."""
+    """Type of an option: what `kind` makes of a text, if that `holds`; else the error tells the `wanted`."""
 
     def parse(text: str) -> _Value:
         try:

@@ -75,13 +75,17 @@ def _head(state: State) -> Text:
     compared = counters["exact"] + counters["mispredicted"]
     exact = f", {counters['exact'] / compared:.0%} of predicted hits exact" if compared else ""
     shadow = f" (shadow: {', '.join(state['shadow'])})" if state["shadow"] else ""
+    mode = state.get("mode", "enforce")
     text = Text()
     text.append("Warmroute ", style="bold")
     if state["ready"]:
         text.append("ready", style="green")
     else:
         text.append("NOT READY", style="bold red")
-    text.append(f"  {state['policy']}{shadow} on {state['listen']}, up {_age(state['uptime_s'])}")
+    text.append(f"  {state['policy']}{shadow}")
+    if mode != "enforce":  # else what is seen here is what is done
+        text.append(f", mode {mode},", style="yellow")
+    text.append(f" on {state['listen']}, up {_age(state['uptime_s'])}")
     text.append(f", {state['time'][11:19]} UTC\n")
     text.append(
         f"{counters['routed']:,} routed, {state['open_requests']:,} open, "

@@ -84,6 +84,12 @@ class Rollout:
         return self.mode, ""
 
     @property
+    def summary(self) -> str:
+        """The mode, and those of classes that differ from it, for people."""
+        others = [f"{one.name}: {one.mode.value}" for one in self.classes if one.mode is not self.mode]
+        return self.mode.value + (f" ({', '.join(others)})" if others else "")
+
+    @property
     def modes(self) -> frozenset[Mode]:
         """Modes that requests can have."""
         return frozenset({self.mode, *(one.mode for one in self.classes)})

@@ -46,6 +46,12 @@ _OUTCOMES = {
     "left": "The client left while it was held",
 }
 
+_OBSERVED = "observe"
+_MODES = {
+    _OBSERVED: "Mode observe: the gateway chose who serves it; this is what would have been chosen here.",
+    "shadow": "Mode shadow: the baseline policy decided.",
+}
+
 Line = Mapping[str, Any]
 
 
@@ -71,8 +77,7 @@ class Explanation:
 def explain(line: Line) -> Explanation:
     """The story of one line."""
     return Explanation(
-        headline=f"Request {line.get('request_id')} -> {line.get('selected_worker') or 'no worker'}: "
-        f"{line.get('decision')}",
+        headline=_headline(line),
         request=tuple(_request(line)),
         why=tuple(_why(line)),
         happened=tuple(_happened(line)),
@@ -96,6 +101,13 @@ def candidates(line: Line) -> Sequence[Line]:
     return [candidate for candidate in found if isinstance(candidate, Mapping)]
 
 
+def _headline(line: Line) -> str:
+    request, chosen = line.get("request_id"), line.get("selected_worker") or "no worker"
+    if line.get("mode") == _OBSERVED:
+        return f"Request {request}, only observed, would have gone to {chosen}: {line.get('decision')}"
+    return f"Request {request} -> {chosen}: {line.get('decision')}"
+
+
 # --- what was asked ------------------------------------------------------------------------------------
 
 
@@ -112,6 +124,8 @@ def _request(line: Line) -> list[str]:
         )
     if line.get("policy") is not None:
         said.append(f"Decided {line.get('decided') or line.get('time')} by the policy {line.get('policy')}.")
+    if line.get("mode") in _MODES:
+        said.append(_MODES[str(line["mode"])])
     return said + _wait(line)
 
 
@@ -286,6 +300,8 @@ def _happened(line: Line) -> list[str]:
 def _served(line: Line) -> list[str]:
     served, chosen = line.get("served_by"), str(line.get("selected_worker"))
     attempts = line.get("attempts") or 1
+    if served is not None and line.get("mode") == _OBSERVED:
+        return [f"The gateway sent it to {served}" + (f", at attempt {attempts}." if attempts > 1 else ".")]
     if served is not None and served != chosen.partition("#")[0]:
         return [f"It was served by {served} instead of {chosen}, at attempt {attempts}."]
     return [f"It took {attempts} attempts."] if attempts > 1 else []

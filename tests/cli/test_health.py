@@ -1,6 +1,5 @@
 import asyncio
 
-import pytest
 from aiohttp import web
 
 from extproc.cli import main

@@ -42,6 +42,12 @@ async def test_the_dearest_bar_is_full(watched):
     assert line.count("█") == 24
 
 
+async def test_that_decisions_are_not_acted_on_is_shown(watched):
+    assert "mode" not in shown(watched)
+    watched.board.mode = "observe"
+    assert "token-load (shadow: least-load), mode observe, on 127.0.0.1:50051" in shown(watched)
+
+
 async def test_trouble_is_shown(watched):
     for _ in range(3):
         watched.router.on_scrape_failure(worker(2).endpoint)

@@ -58,3 +58,9 @@ def test_a_percentage_is_that_share_of_sessions_and_differs_between_classes():
     assert 0.2 * len(KEYS) < len(members("a")) < 0.3 * len(KEYS)
     assert members("a") == members("a")
     assert members("a") != members("b")
+
+
+def test_its_summary_names_the_classes_that_differ():
+    classes = (TrafficClass("canary"), TrafficClass("rest", mode=Mode.SHADOW))
+    assert Rollout(Mode.SHADOW, classes).summary == "shadow (canary: enforce)"
+    assert Rollout().summary == "enforce"

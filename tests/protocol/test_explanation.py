@@ -198,6 +198,19 @@ def test_shadows_say_what_they_would_have_done():
     )
 
 
+def test_a_request_that_was_only_observed_went_where_the_gateway_sent_it():
+    story = explain(line(WARM, COLD, mode="observe", served_by="b:1", attempts=1))
+    assert story.headline == "Request r, only observed, would have gone to a:1: warm-partial"
+    assert "the gateway chose" in " ".join(story.request)
+    assert "The gateway sent it to b:1." in story.happened
+    assert "instead of" not in " ".join(story.happened)
+
+
+def test_that_the_baseline_decided_is_told():
+    assert "Mode shadow: the baseline policy decided." in explain(line(WARM, COLD, mode="shadow")).request
+    assert "Mode " not in " ".join(explain(line(WARM, COLD, mode="enforce")).request)
+
+
 def test_a_line_with_almost_nothing_is_no_error():
     assert explain({}).why == ()
     assert explain({"candidate_workers": [{"worker": "a"}, {"worker": "b"}]}).why
