@@ -43,7 +43,8 @@ def load_encoder(pool: Pool, limits: Limits = _LIMITS) -> PromptEncoder | None:
     if not Path(model.path).is_dir():
         raise ConfigError(
             f"pool {pool.name}: model path {model.path} is not a folder; it must hold tokenizer.json "
-            "and tokenizer_config.json, as the engine's model folder does"
+            "and tokenizer_config.json, as the engine's model folder does. Without `model.path`, requests "
+            "are routed by load only"
         )
     return encoder_recipe(pool, limits).load()
 

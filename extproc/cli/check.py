@@ -26,6 +26,7 @@ from extproc.adapters.doctor_ranks import rank_told_by
 from extproc.adapters.kv_stream import KvSource
 from extproc.assembly import kv_sources, load_encoder, load_revisions, sources_of
 from extproc.config import Config, Pool, book_of
+from extproc.core.errors import WarmrouteError
 from extproc.core.model_catalog import resolve_aliases
 from extproc.core.tenancy import TenantBook
 from extproc.core.types import Member
@@ -93,7 +94,11 @@ async def _examine(config: Config, console: Console | None) -> list[Finding]:
 
 def _load(pool: Pool, say: Callable[[Finding], None]) -> PromptEncoder | None:
     """The pool's encoder, and what is to be said of it."""
-    encoder = load_encoder(pool)
+    try:
+        encoder = load_encoder(pool)
+    except WarmrouteError as error:
+        say(_unusable(pool, error))
+        return None
     if encoder is None:
         say(
             Finding(
@@ -109,6 +114,23 @@ def _load(pool: Pool, say: Callable[[Finding], None]) -> PromptEncoder | None:
     return encoder
 
 
+def _load_others(pool: Pool, say: Callable[[Finding], None]) -> Mapping[str, PromptEncoder]:
+    """The encoders of the pool's other revisions, where they have their own."""
+    try:
+        return load_revisions(pool)
+    except WarmrouteError as error:
+        say(_unusable(pool, error))
+        return {}
+
+
+def _unusable(pool: Pool, error: WarmrouteError) -> Finding:
+    return Finding(
+        f"pool {pool.name}", "model", Status.FAIL, str(error),
+        "put the engine's tokenizer.json and tokenizer_config.json there (no weights are needed): "
+        "`warmroute serve` does not start without them",
+    )  # fmt: skip
+
+
 async def _workers(
     pool: Pool,
     encoder: PromptEncoder | None,
@@ -118,7 +140,7 @@ async def _workers(
 ) -> None:
     """Each worker by itself, as of its model revision; then their revisions side by side."""
     doctor = Doctor(SystemRandom())
-    others = load_revisions(pool)
+    others = _load_others(pool, say)
     revisions: dict[str, str] = {}
     for member in members:
         revision = revisions[member.endpoint] = _revision(pool, member, served[member.endpoint])

@@ -9,7 +9,6 @@ import yaml
 from extproc.adapters import doctor_probe
 from extproc.cli import check, main
 from extproc.prompt.tiny import tiny_model_path
-from tests.support.ports import free_port
 from tests.support.sim_engine import SimEngine
 
 
@@ -100,6 +99,20 @@ async def test_a_pool_without_a_model_is_a_warning(tmp_path, capsys):
     assert (found["model"]["status"], found["KV events"]["status"]) == ("warn", "ok")
 
 
+async def test_a_model_that_cannot_be_loaded_fails_and_the_workers_are_still_examined(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    empty = str(tmp_path / "empty")
+    for model in ({"path": "nowhere"}, {"path": empty}, {"revisions": [{"revision": "2", "path": empty}]}):
+        async with SimEngine() as engine:
+            assert await run("--json", "-c", config(tmp_path, engine, model=model)) == 1
+        findings = json.loads(capsys.readouterr().out)
+        (failed,) = [f for f in findings if f["status"] == "fail"]
+        assert failed["check"] == "model"
+        assert "nowhere" in failed["detail"] or "tokenizer.json is missing" in failed["detail"]
+        assert failed["advice"]
+        assert [f["status"] for f in findings if f["check"] == "KV events"] == ["ok"]
+
+
 def test_no_workers_found_fails(tmp_path, capsys):
     missing = {"discovery": {"file": str(tmp_path / "workers.yaml")}}
     path = tmp_path / "warmroute.yaml"
@@ -112,12 +125,9 @@ def test_no_workers_found_fails(tmp_path, capsys):
 
 def test_what_cannot_be_checked_is_exit_code_2(tmp_path, capsys):
     path = tmp_path / "warmroute.yaml"
-    static = {"static": [f"127.0.0.1:{free_port()}"]}
-    for pool in ({"discovery": static, "model": {"path": "nowhere"}}, {"discovery": {}}):
-        path.write_text(yaml.safe_dump({"pools": [pool]}))
-        assert main(["check", "-c", str(path)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("warmroute check: ")
+    path.write_text(yaml.safe_dump({"pools": [{"discovery": {}}]}))
+    assert main(["check", "-c", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("warmroute check: ")
     assert main(["check", "-c", str(tmp_path / "none.yaml")]) == 2
     assert "cannot read" in capsys.readouterr().err
 
