@@ -112,6 +112,11 @@ class PoolContexts:
                 f"pool {pool.name}: encoding with {encoder.encoder.name}"
                 + (f" ({encoder.encoder.note})" if encoder.encoder.note else "")
             )
+            problem = encoder.chat_problem
+            if problem is not None and pool.model.worker_tokenize == "off":
+                report(
+                    f"pool {pool.name}: no chat is rendered here ({problem}): they are routed by load only"
+                )
         else:
             report(f"pool {pool.name}: no model path, so requests are routed by load only")
         normalizer = load_normalizer(self._config, pool)

@@ -1,4 +1,5 @@
 import json
+import shutil
 from contextlib import AsyncExitStack
 
 import pytest
@@ -35,6 +36,19 @@ async def test_a_pool_with_a_model_encodes_and_one_without_is_routed_by_load():
     assert said[0].startswith("pool a: encoding with ")
     assert said[1] == "pool b: no model path, so requests are routed by load only"
     assert list(made.prompt_caches()) == ["a"]
+
+
+async def test_a_pool_that_renders_no_chats_says_so_unless_workers_are_asked(tmp_path):
+    shutil.copy(tiny_model_path() / "tokenizer.json", tmp_path)
+    bare = {"path": str(tmp_path)}
+    made = pools(
+        {"name": "a", "model": bare}, {"name": "b", "model": {**bare, "worker_tokenize": "tokenize"}}
+    )
+    _, said, cleanup = await opened(made)
+    async with cleanup:
+        assert [line for line in said if "no chat" in line] == [
+            "pool a: no chat is rendered here (no-chat-template): they are routed by load only"
+        ]
 
 
 async def test_facts_and_context_of_a_pool_say_the_same():

@@ -55,6 +55,16 @@ _SAMPLES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+def _not_rendered(problem: str) -> str:
+    """What to do where the model's files do not tell how prompts are rendered."""
+    if problem == "no-chat-template":
+        return (
+            "is the model's chat_template.jinja missing in `model.path`, or does the engine run with "
+            "--chat-template (`chat_template`)? Until then such requests are routed by load"
+        )
+    return "such requests are routed by load; `worker_tokenize` can ask the engine instead"
+
+
 class Doctor:
     """Examines one worker after another.
 
@@ -181,7 +191,7 @@ class Doctor:
             except Unsupported as problem:
                 yield Finding(
                     who, "token ids", Status.WARN, f"{name}: not rendered here ({problem})",
-                    "such requests are routed by load; `worker_tokenize` can ask the engine instead",
+                    _not_rendered(str(problem)),
                 )  # fmt: skip
                 continue
             theirs = await _tokenize(session, {"model": model, **sample})

@@ -35,6 +35,9 @@ from extproc.protocol.model_cards import ModelCard
 
 HELP = "look for mistakes in a setup: config, reachability, block size, KV events, token ids, names, tenants"
 _DISCOVERY_WAIT_S = 10.0
+_FILES = (
+    "the model's tokenizer.json, tokenizer_config.json, config.json and chat_template.jinja (if there is one)"
+)
 _MARKS = {Status.OK: "[green]ok  [/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
 
 
@@ -104,7 +107,7 @@ def _load(pool: Pool, say: Callable[[Finding], None]) -> PromptEncoder | None:
             Finding(
                 f"pool {pool.name}", "model", Status.WARN,
                 "no `model.path`: requests are routed by load only",
-                "set it to the folder with the engine's tokenizer.json and tokenizer_config.json",
+                f"set it to a folder with {_FILES}",
             )
         )  # fmt: skip
         return None
@@ -126,8 +129,7 @@ def _load_others(pool: Pool, say: Callable[[Finding], None]) -> Mapping[str, Pro
 def _unusable(pool: Pool, error: WarmrouteError) -> Finding:
     return Finding(
         f"pool {pool.name}", "model", Status.FAIL, str(error),
-        "put the engine's tokenizer.json and tokenizer_config.json there (no weights are needed): "
-        "`warmroute serve` does not start without them",
+        f"put {_FILES} there; no weights are needed. `warmroute serve` does not start like this",
     )  # fmt: skip
 
 

@@ -89,7 +89,9 @@ class Model(Section):
     """How prompts become token ids. Must be what the engines serve."""
 
     path: Path | None = Field(
-        None, description="folder with tokenizer.json and tokenizer_config.json; null: route by load only"
+        None,
+        description="folder with the model's tokenizer.json, tokenizer_config.json, config.json and, if any, "
+        "chat_template.jinja; null: route by load only",
     )
     names: list[str] = Field(default_factory=list, description="served base model names; others are adapters")
     revision: str = Field("", description="model revision: engines of another revision share no KV")

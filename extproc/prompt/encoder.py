@@ -197,6 +197,17 @@ class PromptEncoder:
             mark("render")
         return self._encode_text(text, chat.add_special_tokens, truncation)
 
+    @property
+    def chat_problem(self) -> str | None:
+        """Why no conversation can be rendered here, whatever is in it; None: it can."""
+        if self.model_info.chat_unsupported:
+            return f"renderer: {self.model_info.chat_unsupported}"
+        try:
+            self._template(tools=False)
+        except Unsupported as problem:
+            return str(problem)
+        return None
+
     def _chat_input(self, request: InferenceRequest) -> ChatInput:
         if self.model_info.chat_unsupported:
             raise Unsupported("renderer", self.model_info.chat_unsupported)

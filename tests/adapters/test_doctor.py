@@ -125,6 +125,7 @@ async def test_what_is_not_rendered_here_is_a_warning(tmp_path):
         )
         tokens = [finding async for finding in examined if finding.check == "token ids"]
     assert [finding.status for finding in tokens] == [WARN, WARN, OK]  # two chats, and one text that is equal
+    assert "chat_template.jinja" in tokens[0].advice
 
 
 async def test_events_switched_off_at_the_engine(encoder):
