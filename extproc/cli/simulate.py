@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from extproc.cli.simulate_jobs import run_jobs
-    from extproc.cli.simulate_table import results_table
+    from extproc.cli.simulate_table import LEGEND, results_table
     from extproc.sim.report_html import html_report
     from extproc.sim.results import report_of
 
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     skipped = {outcome.job.policy: outcome.skipped for outcome in ended if outcome.skipped is not None}
     about = describe(args, jobs[0].settings)
     console.print(results_table(results))
+    console.print(LEGEND, style="dim", highlight=False)
     for policy, reason in skipped.items():
         console.print(f"skipped {policy}: {reason}", markup=False)
     if args.json is not None:

@@ -20,6 +20,11 @@ _COLUMNS: tuple[tuple[str, Callable[[Result], Any], str], ...] = (
     ("CV", lambda r: r["decode_blocks_cv"], ""),
     ("failed", lambda r: r["failed"], ""),
 )
+LEGEND = (
+    "TTFT, TPOT: ms; sessions: s; cached: share of prompt tokens; CV: how unevenly decoding load is spread "
+    "over the engines (0: evenly)"
+)
+"""What the columns are."""
 
 
 def results_table(results: Sequence[Result]) -> Table:

@@ -38,6 +38,7 @@ def test_it_prints_a_table_and_writes_json_and_html(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "round-robin" in shown
     assert "TTFT p50" in shown
+    assert "CV: how unevenly" in shown
 
 
 def test_figures_on_standard_output_are_alone_there(capsys):
