@@ -1,4 +1,4 @@
-"""Write the README's configuration reference from the settings' own definitions; `--check` only compares."""
+"""Write the configuration reference from the settings' own definitions; `--check` only compares."""
 
 import re
 import sys
@@ -63,9 +63,9 @@ def table() -> str:
 
 
 def main() -> None:
-    """Rewrite or check the README."""
-    readme = Path(__file__).parent.parent / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    """Rewrite or check the reference."""
+    document = Path(__file__).parent.parent / "deploy" / "configuration.md"
+    text = document.read_text(encoding="utf-8")
     fresh = re.sub(
         f"{re.escape(START)}.*?{re.escape(END)}",
         lambda _: f"{START}\n{table()}\n{END}",
@@ -73,12 +73,12 @@ def main() -> None:
         flags=re.DOTALL,
     )
     if START not in text:
-        sys.exit(f"README.md has no line {START!r}")
+        sys.exit(f"{document.name} has no line {START!r}")
     if "--check" in sys.argv:
         if fresh != text:
-            sys.exit("the configuration reference in README.md is old: run `python .ci/config_reference.py`")
+            sys.exit("deploy/configuration.md is old: run `python .ci/config_reference.py`")
         return
-    readme.write_text(fresh, encoding="utf-8")
+    document.write_text(fresh, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from extproc.core.types import Completion, Outcome
 from tests.support.core import COSTS, NAMESPACE, members, request, worker
 from tests.support.waiting import until
 
-README = Path(__file__).parents[2] / "README.md"
+DOCUMENT = Path(__file__).parents[2] / "deploy" / "admission.md"
 ONE_EACH = RoomSettings(max_queue_ms=None, max_kv_usage=None, max_requests=1)
 
 
@@ -248,8 +248,8 @@ async def test_a_fault_with_one_that_is_displaced_leaves_no_other_waiting_for_ev
 
 
 async def test_one_line_of_configuration_bounds_the_priorities_of_everyone():
-    """As the README says: what a body asks for, and a header that the gateway forgot to remove."""
-    tenants = re.search(r"`tenants: (\{identity: .+\})`, where", README.read_text()).group(1)
+    """As the document says: what a body asks for, and a header that the gateway forgot to remove."""
+    tenants = re.search(r"`tenants: (\{identity: .+\})`, where", DOCUMENT.read_text()).group(1)
     pools = "pools: [{name: default, discovery: {static: ['h:1']}}]"
     house = House(tenants=book_of(parse(f"{pools}\ntenants: {tenants}").tenants))
     await house.send("first")
