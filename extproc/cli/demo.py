@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -27,6 +28,7 @@ from extproc.demo.workload import Workload, WorkloadSettings, build
 HELP = "run engines, router and a real Envoy here, and compare round robin with Warmroute"
 POLICIES = ("round-robin", "token-load")
 _VLLM_START_S = 300.0
+_TRIED = "try-it"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -196,6 +198,12 @@ def _show(measured: list[results.PolicyResult], json_file: str | None, console: 
             console.print(f"figures written to {json_file}", style="dim")
 
 
+def _ourselves() -> str:
+    """How this command was called, for others of ours."""
+    called = sys.argv[0]
+    return shlex.quote(called) if Path(called).name == "warmroute" else f"{sys.executable} -m extproc"
+
+
 def _curl_lines(stack: Stack, console: Console) -> None:
     body = json.dumps(
         {"model": stack.model, "max_tokens": 8, "messages": [{"role": "user", "content": "Hello there"}]}
@@ -204,7 +212,11 @@ def _curl_lines(stack: Stack, console: Console) -> None:
     console.print("\nStill running. Try, from another terminal (Ctrl-C here ends it):", style="bold")
     for line in (
         f"curl -s {stack.url}/v1/models",
-        f"curl -s {stack.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        f"tail -n 1 {stack.decisions}   # why the last request went where it went",
+        (
+            f"curl -s {stack.url}/v1/chat/completions -H 'content-type: application/json' "
+            f"-H 'x-request-id: {_TRIED}' -d '{body}'"
+        ),
+        f"{_ourselves()} explain {_TRIED} --admin {stack.status_page}   # why it went where it went",
+        f"tail -n 1 {stack.decisions}   # the same as a line of the decision log",
     ):
         console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)

@@ -100,8 +100,9 @@ async def test_kept_it_runs_until_interrupted_and_says_what_to_try(mark, tmp_pat
     page = next(line for line in lines if "Status page: " in line).split("Status page: ")[1].strip()
     async with aiohttp.ClientSession() as client, client.get(f"{page}state") as reply:
         assert len((await reply.json())["workers"]) > 1
-    tries = [line.strip() for line in lines[-3:]]
-    for command, words in zip(tries, ('"tiny"', '"usage"', '"selected_worker"'), strict=True):
+    tries = [line.strip() for line in lines[-4:]]
+    answers = ('"tiny"', '"usage"', "Request try-it -> ", '"selected_worker"')
+    for command, words in zip(tries, answers, strict=True):
         shell = await asyncio.create_subprocess_shell(command, stdout=asyncio.subprocess.PIPE)
         answer, _ = await asyncio.wait_for(shell.communicate(), 30)
         assert words in answer.decode(), command

@@ -8,10 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "deploy/", "envoy/", "loadtests/", "proto/", "extproc/", "tests/")
 DOCUMENTS = sorted(
-    path
-    for folder in FOLDERS
-    for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
-    if ".venv" not in path.parts
+    path for folder in FOLDERS for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")
 )
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
