@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from extproc.config.base import ConfigError
 from extproc.config.references import problems_of
 from extproc.config.root import Config
+from extproc.config.spelling import meant
 
 
 def load(path: Path | str, *, secrets: bool = True) -> Config:
@@ -121,7 +122,7 @@ def _repeated(node: yaml.Node | None) -> Iterator[str]:
 def _describe(node: yaml.Node | None, problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        message = "no such setting; check the spelling against the configuration reference"
+        message = f"no such setting; {meant(Config, problem['loc'])}"
     elif problem["type"] == "missing":
         message = "this setting is required"
     return _located(node, problem["loc"], message)
