@@ -9,6 +9,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from extproc.adapters.http_errors import in_words
 from extproc.core.errors import WarmrouteError
 
 DEFAULT_URL = "http://127.0.0.1:9902"
@@ -91,7 +92,7 @@ class AdminClient:
             raise AdminClientError(f"{self._url} does not answer in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise AdminClientError(
-                f"cannot reach {self._url} ({error}); is `warmroute serve` running, "
+                f"cannot reach {self._url} ({in_words(error)}); is `warmroute serve` running, "
                 "and is this its `admin.listen`?"
             ) from error
         if status == 401:

@@ -16,6 +16,7 @@ import msgspec
 from extproc.adapters.doctor_findings import Finding, Status
 from extproc.adapters.doctor_probe import probe
 from extproc.adapters.doctor_ranks import check_ranks
+from extproc.adapters.http_errors import in_words
 from extproc.adapters.kv_stream import KvSource
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics, Member
@@ -132,7 +133,7 @@ class Doctor:
             async with session.get("/health") as reply:
                 return None if reply.status == 200 else f"/health answers {reply.status}"
         except (aiohttp.ClientError, TimeoutError) as error:
-            return f"cannot connect: {error or type(error).__name__}"
+            return f"cannot connect: {in_words(error)}"
 
     async def _models(
         self, session: aiohttp.ClientSession, who: str, expected: Expectation

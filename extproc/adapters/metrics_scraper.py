@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from extproc.adapters.http_errors import in_words
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics
 from extproc.protocol.engine_metrics import SAMPLE_NAMES, parse_engine_metrics
@@ -278,7 +279,7 @@ class MetricsScraper:
                 raise _PageError(f"{path} did not arrive {limit}", Fault.SLOW) from error
             raise _PageError(f"{path}: no connection {limit}", Fault.UNREACHED) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _PageError(f"{path}: {str(error) or type(error).__name__}", Fault.UNREACHED) from error
+            raise _PageError(f"{path}: {in_words(error)}", Fault.UNREACHED) from error
 
     async def _body(self, reply: aiohttp.ClientResponse, path: str) -> bytes:
         body = bytearray()

@@ -70,7 +70,7 @@ async def test_an_engine_that_is_down_is_not_reachable():
     endpoint = f"127.0.0.1:{free_port()}"
     findings = await examine(endpoint, [])
     assert statuses(findings) == {"reachable": FAIL}
-    assert "cannot connect" in findings["reachable"].detail
+    assert findings["reachable"].detail == "cannot connect: Connection refused"
 
 
 async def test_an_unhealthy_engine_is_not_reachable():
