@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extproc import __version__
-from extproc.cli.option_types import checked, listed
+from extproc.cli.option_types import listed, whole
 from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
 from extproc.core.errors import WarmrouteError
 
@@ -18,7 +18,6 @@ HELP = "read logs of requests: which tokens repeat, what breaks prefixes, what r
 
 _FIELDS = ("tenant", "session", "class", "time", "template")
 _PIPE_WIDTH = 120
-_whole = checked(int, lambda value: value > 0, "a whole number above 0")
 _wholes = listed(int, lambda value: value > 0, "whole numbers above 0")
 
 
@@ -55,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--cache-tokens", type=_wholes, default=[100_000, 500_000], metavar="N,…", help="KV cache of each"
     )
-    fleet.add_argument("--block-size", type=_whole, default=16, metavar="N", help="tokens per KV block")
+    fleet.add_argument("--block-size", type=whole, default=16, metavar="N", help="tokens per KV block")
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--json", metavar="FILE", help="write everything as JSON (-: standard output, nothing else)"
@@ -64,12 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--show-text", action="store_true", help="show text of prompts, not only its shape")
     run_options = parser.add_argument_group("how it runs")
     run_options.add_argument(
-        "--jobs", type=_whole, metavar="N", help="processes that tokenize (default: by size)"
+        "--jobs", type=whole, metavar="N", help="processes that tokenize (default: by size)"
     )
     run_options.add_argument(
-        "--memory", type=_whole, default=512, metavar="MIB", help="memory for remembered prompts"
+        "--memory", type=whole, default=512, metavar="MIB", help="memory for remembered prompts"
     )
-    run_options.add_argument("--limit", type=_whole, metavar="N", help="stop after N prompts")
+    run_options.add_argument("--limit", type=whole, metavar="N", help="stop after N prompts")
     run_options.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

@@ -36,6 +36,10 @@ def listed(
     )
 
 
+whole = checked(int, lambda value: value > 0, "a whole number above 0")
+"""Type of an option that counts something there has to be."""
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds defaults where there are any and the text does not tell them itself."""
 

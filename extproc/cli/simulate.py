@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from extproc import __version__
+from extproc.cli.option_types import whole
 from extproc.cli.output_files import STANDARD_OUTPUT, check_writable, write_text
 from extproc.cli.simulate_options import EVERYTHING, command, fleet_options, fleet_settings, load_options
 from extproc.core.errors import WarmrouteError
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("what is written")
     out.add_argument("--json", metavar="FILE", help="write the figures (-: standard output, nothing else)")
     out.add_argument("--html", metavar="FILE", help="write tables and charts, in one file")
-    out.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
+    out.add_argument("--jobs", type=whole, default=1, metavar="N", help="processes to use")
     out.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

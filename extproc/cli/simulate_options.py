@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from extproc.cli.option_types import listed
+from extproc.cli.option_types import listed, whole
 from extproc.core.errors import WarmrouteError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trace", type=Path, metavar="PATH", help="replay this instead of a stand-in")
     group.add_argument("--part", metavar="I/N", help="only part I, from 0, of N of the trace, such as 0/3")
     group.add_argument("--window", metavar="A:B", help="only what the trace has in these seconds")
-    group.add_argument("--limit", type=int, metavar="N", help="stop the workload after about N requests")
+    group.add_argument("--limit", type=whole, metavar="N", help="stop the workload after about N requests")
     group.add_argument(
         "--policies",
         default="token-load,least-load,round-robin,oracle",

@@ -53,6 +53,8 @@ def test_no_command_tells_of_defaults_that_are_none(command, capsys):
         ("engine", "--block-size", "x"),
         ("analyze", "--replicas", "2,few", "log"),
         ("simulate", "--rate", "fast"),
+        ("simulate", "--limit", "0"),
+        ("simulate", "--jobs", "-1"),
     ],
 )
 def test_a_value_that_is_none_is_reported_by_what_is_wanted(arguments, capsys):
