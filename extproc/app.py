@@ -17,6 +17,7 @@ from extproc.adapters.decision_writer import DecisionLog
 from extproc.adapters.deferred import Deferred
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService, ExtProcSettings
+from extproc.adapters.grpc_ports import refuse_taken
 from extproc.adapters.grpc_server import GrpcServer, start_grpc_server
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.held_requests import HeldRequests
@@ -78,8 +79,16 @@ class App(Assembled):
             raise RuntimeError("not started")
         return self.server.address
 
+    @property
+    def _own_address(self) -> str:
+        """Where this process listens alone."""
+        listen, place = self.config.listen, self._place
+        return listen if place.count == 1 else port_of(listen, 1 + place.number)
+
     async def _start(self) -> None:
         config, place = self.config, self._place
+        # Before anything is opened: with the same configuration, all of it is the running router's.
+        refuse_taken(self._own_address)
         self._peer_settings = peer_settings(config, place, secrets.token_urlsafe(6), time.time_ns())
         self._pools = PoolContexts(config)
         self._build_router()
@@ -270,7 +279,7 @@ class App(Assembled):
             )
         )
         self.server = await start_grpc_server(
-            config.listen if place.count == 1 else port_of(config.listen, 1 + place.number),
+            self._own_address,
             shared=None if place.count == 1 else config.listen,
             ext_proc=ext_proc,
             access_log=access_log,
@@ -285,6 +294,8 @@ class App(Assembled):
             self._cleanup.callback(self._held.close)
         self._watch.update_health()
         await self._start_admin(access_log.counters)
+        if self._journal is not None:
+            self._journal.open()
         also = "" if place.count == 1 else f" and, with the others, on {config.listen}"
         self._report(f"listening on {self.server.address}{also}")
 

@@ -128,7 +128,8 @@ async def test_what_fails_in_the_background_keeps_nothing_else_from_being_done(t
             await until(lambda: len(tried) > failed)
 
 
-async def test_when_it_cannot_listen_what_was_started_is_ended(tmp_path):
+async def test_when_it_cannot_listen_what_was_started_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("extproc.app.refuse_taken", lambda _address: None)  # taken a moment later
     async with SimEngine() as engine:
         before = set(leftovers())
         with socket.socket() as taken:
@@ -139,6 +140,30 @@ async def test_when_it_cannot_listen_what_was_started_is_ended(tmp_path):
                 async with Running(settings(tmp_path, engine, listen=listen)):
                     pytest.fail("it must not start")
         assert set(leftovers()) <= before
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_second_start_on_the_same_port_leaves_the_first_ones_files_alone(tmp_path, monkeypatch, late):
+    if late:
+        monkeypatch.setattr("extproc.app.refuse_taken", lambda _address: None)
+    kept = {
+        "listen": f"127.0.0.1:{free_port()}",
+        "journal": {"path": str(tmp_path / "journal")},
+        "peers": {"snapshot": {"path": str(tmp_path / "snapshot")}},
+    }
+    async with SimEngine() as engine:
+        config = settings(tmp_path, engine, **kept)
+        async with Running(config) as first:
+            before = (tmp_path / "journal").stat().st_ino
+            with pytest.raises(WarmrouteError, match=f"cannot listen on {first.address}: is the port in use"):
+                async with Running(config):
+                    pytest.fail("it must not start")
+            assert (tmp_path / "journal").stat().st_ino == before
+            assert not (tmp_path / "journal.1").exists()
+            assert late or not (tmp_path / "snapshot").exists()  # that of the second, which knows nothing
+            await first.ask()
+        async with Running(config):
+            assert (tmp_path / "journal.1").stat().st_ino == before
 
 
 async def test_before_it_starts_it_has_no_address(tmp_path):

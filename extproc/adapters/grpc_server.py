@@ -9,10 +9,9 @@ import grpc
 from extproc.adapters.access_log_server import AccessLogService
 from extproc.adapters.eds_server import EdsService
 from extproc.adapters.ext_proc_server import ExtProcService
-from extproc.adapters.grpc_ports import bind_all
+from extproc.adapters.grpc_ports import bind_all, cannot_listen
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.server_tls import TlsFiles, server_credentials
-from extproc.core.errors import WarmrouteError
 from extproc.pb import access_log_pb2, discovery_pb2, ext_proc_pb2, health_pb2
 from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_discovery import EDS_SERVICE
@@ -99,9 +98,7 @@ async def start_grpc_server(
                 return server.add_insecure_port(where)
             return server.add_secure_port(where, credentials)
         except RuntimeError as error:
-            raise WarmrouteError(
-                f"cannot listen on {where}: is the port in use, the address ours?"
-            ) from error
+            raise cannot_listen(where) from error
 
     *_, port = await bind_all(server, (address,) if shared is None else (shared, address), bind)
     await server.start()

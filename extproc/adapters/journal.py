@@ -10,7 +10,7 @@ from extproc.journal.tap import Recorder
 
 
 class Journal:
-    """Builds a router and records it.
+    """Builds a router and records it, in memory until `open`.
 
     Args:
         path: the file.
@@ -18,9 +18,6 @@ class Journal:
         max_bytes: where the journal ends.
         keep: how many earlier journals remain.
         report: told once if the journal ends before its time.
-
-    Raises:
-        JournalError: the file cannot be written.
     """
 
     def __init__(
@@ -28,10 +25,8 @@ class Journal:
     ) -> None:
         self._header = header
         self._report = report
-        try:
-            self._writer = JournalWriter(path, header, max_bytes, keep)
-        except OSError as error:
-            raise JournalError(f"cannot write the journal {path}: {error.strerror}") from error
+        self._path = path
+        self._writer = JournalWriter(path, header, max_bytes, keep)
         self._recorder = Recorder(self._writer.write, self._ended)
         self.error: str | None = None
         """Why it has ended before its time."""
@@ -42,6 +37,17 @@ class Journal:
         router = self._header.build(policies, new_lease_id, recorder.prompt_hashes, recorder.event_hashes)
         recorder.attach(router)
         return router
+
+    def open(self) -> None:
+        """Begin the file: the router has started. That of the router before is kept as `path.1`.
+
+        Raises:
+            JournalError: the file cannot be written.
+        """
+        try:
+            self._writer.open()
+        except OSError as error:
+            raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from error
 
     def flush(self) -> None:
         """Hand what has come together to the system: what a sudden death cannot take away."""

@@ -5,9 +5,11 @@ zlib over a MessagePack array of entries; the first piece holds the header alone
 at most its last piece unwritten, or torn; what is whole can be replayed.
 
 A journal must be replayed from its beginning, so it does not drop its oldest part to stay small: it ends when
-it is full. Each start of the router begins a new one, and keeps some of those before (`path.1` and so on).
+it is full. Each start of the router begins a new one, and keeps some of those before (`path.1` and so on):
+once it has succeeded, so that one that fails takes nothing from the router that runs, or ran before.
 """
 
+import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -31,28 +33,41 @@ class JournalFullError(Exception):
 
 
 class JournalWriter:
-    """Writes one journal.
+    """Writes one journal: in memory until `open`, then to its file.
 
     Args:
         path: the file; one that is there already is kept as `path.1`.
         header: how the router was built.
         max_bytes: where the journal ends.
         keep: how many earlier journals remain.
-
-    Raises:
-        OSError: it cannot be written.
     """
 
     def __init__(self, path: Path, header: Header, max_bytes: int, keep: int) -> None:
-        rotate(path, keep)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._file: BinaryIO = os.fdopen(descriptor, "wb", buffering=0)
+        self._path = path
+        self._keep = keep
+        self._early = io.BytesIO()
+        self._file: BinaryIO = self._early
         self._max_bytes = max_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self.bytes = self._file.write(MAGIC)
         self.write_all([header.pack()])
+
+    def open(self) -> None:
+        """Begin the file, with what was written so far.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        rotate(self._path, self._keep)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(descriptor, "wb", buffering=0)
+        self._file = file
+        with self._early, self._early.getbuffer() as data:
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
 
     def write(self, entry: Entry) -> None:
         """Add one entry; it reaches the file with the next `flush`, or when enough have come together.

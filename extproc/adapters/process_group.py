@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from extproc.adapters.child_process import tied
+from extproc.adapters.grpc_ports import cannot_listen
 from extproc.adapters.line_output import LineOutput
-from extproc.core.errors import WarmrouteError
 from extproc.protocol.addresses import parse_address
 
 _STDOUT = LineOutput(lambda: sys.stdout)  # one for all children: lines stay whole
@@ -79,7 +79,7 @@ def reserve(listen: str) -> tuple[socket.socket, str]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((address.host, address.port))
     except OSError as error:
-        raise WarmrouteError(f"cannot listen on {listen}: is the port in use, the address ours?") from error
+        raise cannot_listen(listen) from error
     return held, f"{listen.rpartition(':')[0]}:{held.getsockname()[1]}"
 
 

@@ -24,6 +24,7 @@ def ids():
 
 def test_what_a_router_did_can_be_replayed(tmp_path):
     journal = Journal(tmp_path / "journal", HEADER, 10**8, 1, pytest.fail)
+    journal.open()
     drive(journal.build(POLICIES, ids()), 50)
     journal.close()
     reader = JournalReader(tmp_path / "journal")
@@ -34,6 +35,7 @@ def test_what_a_router_did_can_be_replayed(tmp_path):
 
 def test_what_was_flushed_survives_a_sudden_death(tmp_path):
     journal = Journal(tmp_path / "journal", HEADER, 10**8, 1, pytest.fail)
+    journal.open()
     router = journal.build(POLICIES, ids())
     drive(router, 5)
     journal.flush()
@@ -45,6 +47,7 @@ def test_what_was_flushed_survives_a_sudden_death(tmp_path):
 def test_when_it_is_full_the_router_goes_on_and_it_is_said_once(tmp_path):
     said = []
     journal = Journal(tmp_path / "journal", HEADER, 3_000, 1, said.append)
+    journal.open()
     router = journal.build(POLICIES, ids())
     drive(router, 300)
     assert len(said) == 1
@@ -61,6 +64,7 @@ def test_when_it_is_full_the_router_goes_on_and_it_is_said_once(tmp_path):
 def test_a_disk_that_fails_ends_it_without_harm(tmp_path, monkeypatch):
     said = []
     journal = Journal(tmp_path / "journal", HEADER, 10**8, 1, said.append)
+    journal.open()
     router = journal.build(POLICIES, ids())
 
     def full():
@@ -76,5 +80,22 @@ def test_a_disk_that_fails_ends_it_without_harm(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path):
+    journal = Journal(tmp_path / "missing" / "journal", HEADER, 10**8, 1, pytest.fail)
     with pytest.raises(JournalError, match="cannot write the journal"):
-        Journal(tmp_path / "missing" / "journal", HEADER, 10**8, 1, pytest.fail)
+        journal.open()
+    journal.close()
+
+
+def test_what_was_recorded_before_the_file_is_begun_is_in_it(tmp_path):
+    journal = Journal(tmp_path / "journal", HEADER, 10**8, 1, pytest.fail)
+    router = journal.build(POLICIES, ids())
+    drive(router, 20)
+    journal.flush()
+    assert list(tmp_path.iterdir()) == []
+    journal.open()
+    drive(router, 20)
+    journal.close()
+    reader = JournalReader(tmp_path / "journal")
+    steps = list(Replay(reader.header, POLICIES).run(reader.entries()))
+    assert len(steps) == 40
+    assert all(step.exact for step in steps)

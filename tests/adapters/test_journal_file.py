@@ -13,6 +13,7 @@ ENTRIES = [[2, [float(number)]] for number in range(1000)]
 
 def written(path, entries=ENTRIES, max_bytes=10**9, keep=2):
     writer = JournalWriter(path, HEADER, max_bytes, keep)
+    writer.open()
     for entry in entries:
         writer.write(entry)
     writer.close()
@@ -42,6 +43,7 @@ def test_recorded_traffic_is_replayed_from_disk_exactly(tmp_path):
 def test_a_torn_end_costs_no_more_than_itself(tmp_path):
     path = tmp_path / "journal"
     writer = JournalWriter(path, HEADER, 10**9, 1)
+    writer.open()
     for entry in ENTRIES:
         writer.write(entry)
         if entry[1][0] % 100 == 99:
@@ -58,6 +60,7 @@ def test_a_torn_end_costs_no_more_than_itself(tmp_path):
 def test_a_full_journal_ends_whole(tmp_path):
     path = tmp_path / "journal"
     writer = JournalWriter(path, HEADER, 20_000, 1)
+    writer.open()
     kept = []
 
     def fill():
@@ -79,6 +82,18 @@ def test_each_start_begins_anew_and_keeps_some(tmp_path):
     names = ["journal", "journal.1", "journal.2"]
     assert sorted(file.name for file in tmp_path.iterdir()) == names
     assert [next(JournalReader(tmp_path / name).entries())[1] for name in names] == [[4.0], [3.0], [2.0]]
+
+
+def test_a_start_that_fails_leaves_the_journals_of_others_alone(tmp_path):
+    running = JournalWriter(tmp_path / "journal", HEADER, 10**9, 2)
+    running.open()
+    failing = JournalWriter(tmp_path / "journal", HEADER, 10**9, 2)
+    failing.write([2, [7.0]])
+    failing.close()
+    running.write([2, [1.0]])
+    running.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+    assert list(JournalReader(tmp_path / "journal").entries()) == [[2, [1.0]]]
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", MAGIC])

@@ -15,6 +15,7 @@ from tests.support.recorded import HEADER, Traffic
 def journal(tmp_path_factory):
     path = tmp_path_factory.mktemp("journal") / "journal"
     writer = JournalWriter(path, HEADER, 10**9, 1)
+    writer.open()
     Traffic(entries=_Into(writer)).run(600)
     writer.close()
     return path
@@ -98,6 +99,7 @@ def test_a_setting_that_is_none_is_refused_with_the_names(journal, text, capsys)
 def test_a_drift_is_exit_1_and_named(journal, tmp_path, capsys):
     path = tmp_path / "journal"
     writer = JournalWriter(path, HEADER.changed(seed=8, version="0.9"), 10**9, 1)
+    writer.open()
     Traffic(entries=_Into(writer)).run(200)
     writer.close()
     assert run(path) == 1
@@ -119,7 +121,9 @@ def test_another_process_with_another_order_of_sets_reproduces_it_too(journal, h
 
 
 def test_an_empty_journal_has_nothing_to_compare(tmp_path, capsys):
-    JournalWriter(tmp_path / "journal", HEADER, 10**9, 1).close()
+    writer = JournalWriter(tmp_path / "journal", HEADER, 10**9, 1)
+    writer.open()
+    writer.close()
     assert run(tmp_path / "journal") == 0
     assert "No request is in it" in capsys.readouterr().out
 
