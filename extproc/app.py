@@ -355,6 +355,7 @@ class App(Assembled):
             self._finish_lost,
             self._watch.update_health,
             self._watch.report_complaints,
+            self._watch.follow_again,
         ]
         if self.exchange is not None:
             duties.append(self.exchange.tick)

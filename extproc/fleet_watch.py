@@ -26,6 +26,7 @@ from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
 from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
 
+_KV_RETRY_S = 3.0  # a router that stops may hold its address for longer than once
 _DISCOVERY_GRACE_S = 5.0  # then an Envoy without any list is told what is known so far
 
 
@@ -83,6 +84,8 @@ class FleetWatch(Assembled):
         self._complaints: dict[WorkerId, str | None] = {}
         self._told_ranks: dict[str, int] = {}  # what servers with one rank call it; 0 until one says another
         self._unfit: dict[str, str] = {}
+        self._kv_refused: dict[str, str] = {}  # addresses that were reported to be
+        self._kv_retry_at = 0.0
         self._not_ready: dict[str, None] = {}  # endpoints that were reported to be
         self._last_resort: dict[str, None] = {}  # pools that were reported to have nothing better
         self.scrape_errors: dict[str, str] = {}
@@ -149,7 +152,8 @@ class FleetWatch(Assembled):
     def _follow_kv_events(self, members: Sequence[Member], anew: Collection[WorkerId] = ()) -> None:
         """Subscribe to what can be; an address that is wrong costs one worker its events, and no request.
 
-        Streams of the workers in `anew` are read again from their beginning.
+        An address that is refused is reported once, and tried again (`follow_again`). Streams of the workers
+        in `anew` are read again from their beginning.
         """
         sources: list[KvSource] = []
         problems: list[str] = []
@@ -162,10 +166,31 @@ class FleetWatch(Assembled):
                 problems.append(f"{member.endpoint}: {error}")
         try:
             self.subscriber.set_sources(sources, anew)
-        except OSError as error:
-            problems.append(str(error))
+        except OSError:
+            self._kv_retry_at = self._clock() + _KV_RETRY_S
         for problem in problems:
             self._report(f"KV events: {problem}; check the pool's `kv_events`")
+        self._report_kv_addresses({source.endpoint for source in sources})
+
+    def follow_again(self) -> None:
+        """Try KV event addresses that were refused again, now and then: one in use may have come free."""
+        if self.subscriber.refused and self._clock() >= self._kv_retry_at:
+            self._kv_retry_at = self._clock() + _KV_RETRY_S
+            self._report_kv_addresses(self.subscriber.retry())
+
+    def _report_kv_addresses(self, wanted: Collection[str]) -> None:
+        """Say it once when an address cannot be used, and once when one that is still wanted can be."""
+        refused = self.subscriber.refused
+        for endpoint, why in refused.items():
+            if endpoint not in self._kv_refused:
+                self._report(
+                    f"KV events: {endpoint}: {why}; check the pool's `kv_events`; it is tried again every "
+                    f"{_KV_RETRY_S:g} s"
+                )
+        for endpoint in self._kv_refused:
+            if endpoint in wanted and endpoint not in refused:
+                self._report(f"KV events: {endpoint} can be used now")
+        self._kv_refused = refused
 
     def _on_metrics(self, endpoint: str, by_rank: dict[int, EngineMetrics]) -> None:
         before = not self._is_ready(endpoint)

@@ -1,6 +1,7 @@
 import asyncio
 import dataclasses
 import json
+import socket
 from types import SimpleNamespace
 
 import aiohttp
@@ -232,6 +233,54 @@ async def test_an_engine_that_connects_to_us_is_heard_though_its_revision_is_lea
             (state,) = app.router.table.all()
             await until(app.says("serves model revision"))
             await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) > 0)
+
+
+async def test_an_address_for_engines_that_is_in_use_is_tried_again_and_both_are_said_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("extproc.fleet_watch._KV_RETRY_S", 0.0)
+    with socket.socket() as older:
+        older.bind(("127.0.0.1", free_port()))
+        older.listen()
+        ours = f"tcp://127.0.0.1:{older.getsockname()[1]}"
+        async with SimEngine(kv_events_connect=ours) as engine:
+            pool = {
+                "kv_events": {"endpoint": ours, "replay": engine.kv_replay, "bind": True},
+                "discovery": {"static": [engine.endpoint]},
+            }
+            async with Running(settings(tmp_path, pool=pool)) as app:
+                assert app.says(ours, "Address already in use", "tried again")()
+                tries = count_calls(app._watch.subscriber, "retry")
+                await until(lambda: len(tries) > 1)
+                app._watch._on_members()  # one more try
+                older.close()
+                await until(app.says(f"KV events: {ours} can be used now"))
+                async with aiohttp.ClientSession(engine.base_url) as client:
+                    body = {"model": "tiny", "prompt": TEXT, "max_tokens": 1}
+                    async with client.post("/v1/completions", json=body) as reply:
+                        assert reply.status == 200
+                (state,) = app.router.table.all()
+                await until(lambda: state.kv_trusted and app.router.index.resident_blocks(state.id) > 0)
+                assert sum(ours in line for line in app.said) == 2
+
+
+async def test_an_address_that_is_tried_again_is_left_a_few_seconds(tmp_path):
+    with socket.socket() as older:
+        older.bind(("127.0.0.1", free_port()))
+        older.listen()
+        endpoint = f"tcp://127.0.0.1:{older.getsockname()[1]}"
+        pool = {
+            "kv_events": {"endpoint": endpoint, "bind": True},
+            "discovery": {"static": ["127.0.0.1:1"]},
+        }
+        async with Running(settings(tmp_path, pool=pool)) as app:
+            watch = app._watch
+            tries = count_calls(watch.subscriber, "retry")
+            now = watch._clock()
+            for passed in (0.0, 0.5, 2.5, 3.5, 4.0, 6.0, 7.0):
+                watch._clock = lambda passed=passed: now + passed
+                watch.follow_again()
+            assert len(tries) == 2
 
 
 async def until_async(function, wanted):

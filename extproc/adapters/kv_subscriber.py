@@ -72,12 +72,18 @@ class KvSubscriber:
         self._limits = limits
         self._context = zmq.asyncio.Context()
         self._subscriptions: dict[KvSource | str, _Subscription] = {}
+        self._refused: dict[KvSource | str, tuple[list[KvSource], str]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def unreadable(self) -> int:
         """Messages so far that are not KV messages, or whose topic fits none of several engines."""
         return sum(subscription.unreadable for subscription in self._subscriptions.values())
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Addresses that sources are wanted at and that cannot be used, each with why."""
+        return {group[0].endpoint: why for group, why in self._refused.values()}
 
     def streams(self) -> dict[WorkerId, KvStreamStats]:
         """How the stream of each worker that is followed is doing; ranks of one publisher share one."""
@@ -94,7 +100,8 @@ class KvSubscriber:
         started again.
 
         Raises:
-            OSError: an address is malformed or cannot be listened on; the other sources are followed.
+            OSError: an address is malformed or cannot be listened on (`refused`); the other sources are
+                followed.
         """
         wanted: dict[KvSource | str, list[KvSource]] = {}
         for source in sources:
@@ -111,25 +118,37 @@ class KvSubscriber:
             task = asyncio.create_task(ended.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-        failed: list[str] = []
+        self._refused.clear()
         for key, group in wanted.items():
-            if key not in self._subscriptions:
-                try:
-                    self._subscriptions[key] = _Subscription(
-                        self._context,
-                        group[0],
-                        self._callbacks,
-                        self._clock,
-                        self._turns,
-                        self._limits,
-                        self._recall,
-                    )
-                except zmq.ZMQError as error:
-                    failed.append(f"{group[0].endpoint}: {error}")
-                    continue
-            self._subscriptions[key].set_sources(group, anew)
-        if failed:
-            raise OSError(f"KV event subscriptions failed: {'; '.join(failed)}")
+            self._follow(key, group, anew)
+        if self._refused:
+            failed = "; ".join(f"{endpoint}: {why}" for endpoint, why in self.refused.items())
+            raise OSError(f"KV event subscriptions failed: {failed}")
+
+    def retry(self) -> list[str]:
+        """Try the refused addresses again: whoever held one may be gone. Those that are used now."""
+        before = self.refused
+        for key, (group, _) in list(self._refused.items()):
+            self._follow(key, group)
+        return [endpoint for endpoint in before if endpoint not in self.refused]
+
+    def _follow(self, key: KvSource | str, group: list[KvSource], anew: Collection[WorkerId] = ()) -> None:
+        if key not in self._subscriptions:
+            try:
+                self._subscriptions[key] = _Subscription(
+                    self._context,
+                    group[0],
+                    self._callbacks,
+                    self._clock,
+                    self._turns,
+                    self._limits,
+                    self._recall,
+                )
+            except zmq.ZMQError as error:
+                self._refused[key] = group, zmq.strerror(error.errno or 0)
+                return
+        self._refused.pop(key, None)
+        self._subscriptions[key].set_sources(group, anew)
 
     async def remember(self, take: Callable[[WorkerId, SequenceMemory], None]) -> AsyncIterator[None]:
         """Call `take` for each publisher that can replay, while all it sent up to there is applied.
@@ -145,6 +164,7 @@ class KvSubscriber:
         """Stop everything."""
         self._closing.update(asyncio.create_task(each.close()) for each in self._subscriptions.values())
         self._subscriptions.clear()
+        self._refused.clear()
         await asyncio.gather(*self._closing)
         self._context.destroy(linger=0)
 

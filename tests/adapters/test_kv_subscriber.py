@@ -1,4 +1,5 @@
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from extproc.protocol.kv_sequence_types import (
 )
 from tests.support.kv_listener import Listener, W, publish
 from tests.support.kv_publisher import VllmPublisher, stored
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 
@@ -77,6 +79,37 @@ async def test_engines_that_connect_share_a_socket_and_are_told_apart_by_topic(l
         await listener.holds(3, a)
         await listener.holds(4, b)
         assert set(listener.held) == {a, b}
+
+
+async def test_an_address_in_use_can_be_tried_again(listener: Listener) -> None:
+    with socket.socket() as older:
+        older.bind(("127.0.0.1", free_port()))
+        older.listen()
+        ours = f"tcp://127.0.0.1:{older.getsockname()[1]}"
+        async with VllmPublisher(connect=ours) as publisher:
+            publish(publisher, 2)
+            with pytest.raises(OSError, match=f"{ours}: Address already in use"):
+                listener.subscriber.set_sources([KvSource(W, ours, publisher.replay_endpoint, bind=True)])
+            assert listener.subscriber.retry() == []
+            assert listener.subscriber.refused == {ours: "Address already in use"}
+            older.close()
+            await until(lambda: listener.subscriber.retry() == [ours])
+            assert listener.subscriber.refused == {}
+            publish(publisher)
+            await listener.holds(3)
+
+
+async def test_an_address_that_is_wanted_no_more_is_not_tried_again(listener: Listener) -> None:
+    with socket.socket() as older:
+        older.bind(("127.0.0.1", free_port()))
+        older.listen()
+        ours = f"tcp://127.0.0.1:{older.getsockname()[1]}"
+        with pytest.raises(OSError, match="in use"):
+            listener.subscriber.set_sources([KvSource(W, ours, None, bind=True)])
+        listener.subscriber.set_sources([])
+        assert listener.subscriber.refused == {}
+    assert listener.subscriber.retry() == []
+    assert listener.subscriber.streams() == {}
 
 
 async def test_sources_come_and_go(listener: Listener) -> None:
