@@ -8,9 +8,10 @@ import time
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import pydantic
 import yaml
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -28,6 +29,20 @@ from extproc.journal.what_if import Spread, Tally, spread
 
 HELP = "decide the requests of a journal again: exactly, and under other policies or settings"
 _EVERY = 250  # requests between two words of progress
+_NOTHING = "No request is in it: nothing to compare."
+# Where the bounds of a setting are: section and field of the configuration.
+_BOUNDED: dict[str, tuple[type[pydantic.BaseModel], str]] = {
+    **{field.name: (configuration.Cost, field.name) for field in dataclasses.fields(CostSettings)},
+    "stale_after_s": (configuration.Scrape, "stale_after_s"),
+    "failure_limit": (configuration.Scrape, "failure_limit"),
+    "lease_expiry_s": (configuration.Limits, "lease_expiry_s"),
+    "max_index_blocks": (configuration.Limits, "index_blocks"),
+    "peer_fade_after_s": (configuration.Peers, "fade_after_s"),
+    "peer_gone_after_s": (configuration.Peers, "gone_after_s"),
+    # Those that the configuration does not have: times, as those it has.
+    "stream_grace_s": (configuration.Limits, "lease_expiry_s"),
+    "unreachable_s": (configuration.Limits, "lease_expiry_s"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when not every decision was reproduced."""
+    """Exit code 1 when not every decision was reproduced, or there is none."""
     reader = JournalReader(args.journal)
     other = _other(reader.header, args)
     replay = Replay(reader.header, available_policies(), other)
@@ -77,14 +92,16 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n")
     else:
         _print(reader, replay, other, tally, args.show, took_s)
-    return 0 if tally.exact == tally.requests else 1
+    if args.json and not tally.requests:
+        print(f"warmroute replay: {_NOTHING}", file=sys.stderr)
+    return 0 if 0 < tally.exact == tally.requests else 1
 
 
 def _other(header: Header, args: argparse.Namespace) -> Header | None:
     """How the other router is built; None when nothing is asked for.
 
     Raises:
-        WarmrouteError: a setting is unknown or its value cannot be one.
+        WarmrouteError: a setting is unknown, or its value cannot be one or is out of its bounds.
     """
     if args.policy is None and args.config is None and not args.set:
         return None
@@ -102,6 +119,8 @@ def _other(header: Header, args: argparse.Namespace) -> Header | None:
             costs = dataclasses.replace(costs, **{name: value})
         else:
             settings = dataclasses.replace(settings, **{name: value})
+    if args.set and settings.peer_fade_after_s >= settings.peer_gone_after_s:
+        raise WarmrouteError("--set: `peer_fade_after_s` must be less than `peer_gone_after_s`")
     return header.changed(costs=costs, settings=settings, **changes)
 
 
@@ -112,9 +131,15 @@ def _setting(text: str) -> tuple[str, Any]:
     if not equals or name not in hints:
         raise WarmrouteError(f"--set {text}: write NAME=VALUE; the names are {', '.join(sorted(hints))}")
     try:
-        return name, msgspec.convert(yaml.safe_load(value), hints[name])
+        found = msgspec.convert(yaml.safe_load(value), hints[name])
+        section, field = _BOUNDED[name]
+        bounds = section.model_fields[field]
+        pydantic.TypeAdapter(Annotated[bounds.annotation, bounds]).validate_python(found)
+    except pydantic.ValidationError as error:
+        raise WarmrouteError(f"--set {text}: {error.errors()[0]['msg']}") from error
     except (msgspec.ValidationError, yaml.YAMLError) as error:
         raise WarmrouteError(f"--set {text}: {error}") from error
+    return name, found
 
 
 def _changed_settings(header: Header, other: Header) -> dict[str, Any]:
@@ -144,7 +169,7 @@ def _print(
     if reader.torn:
         console.print("Its end is missing: the router was stopped in the middle, or is still writing.")
     if not tally.requests:
-        console.print("No request is in it: nothing to compare.")
+        console.print(_NOTHING)
         return
     share = tally.exact / tally.requests
     done = f"{tally.exact:,} of {tally.requests:,} decisions reproduced exactly"

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,7 +8,9 @@ import pytest
 import yaml
 
 from extproc.adapters.journal_file import JournalWriter
-from extproc.cli import main
+from extproc.cli import main, replay
+from extproc.core.cost import CostSettings
+from extproc.core.router import RouterSettings
 from tests.support.recorded import HEADER, Traffic
 
 
@@ -120,12 +123,57 @@ def test_another_process_with_another_order_of_sets_reproduces_it_too(journal, h
     assert (done.returncode, found["exact"]) == (0, found["requests"])
 
 
-def test_an_empty_journal_has_nothing_to_compare(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("decode_weight=-1", "greater than or equal to 0"),
+        ("cost.cold_share=1", "less than 1"),
+        ("prefill_tokens_per_s=0", "greater than 0"),
+        ("long_max_warm_wait_ms=-1", "greater than or equal to 0"),
+        ("tie_ms=.nan", "greater than or equal to 0"),
+        ("failure_limit=0", "greater than or equal to 1"),
+        ("max_index_blocks=-1", "greater than or equal to 0"),
+        ("unreachable_s=-1", "greater than 0"),
+        ("peer_fade_after_s=6", "less than `peer_gone_after_s`"),
+    ],
+)
+def test_a_setting_out_of_its_bounds_is_refused_with_the_bound_before_the_replay(
+    journal, text, bound, capsys, monkeypatch
+):
+    monkeypatch.setattr(replay, "Replay", lambda *_: pytest.fail("it must not begin"))
+    assert run(journal, "--set", text) == 2
+    err = capsys.readouterr().err
+    assert text.partition("=")[0].removeprefix("cost.") in err
+    assert bound in err
+
+
+def test_bounds_are_those_of_all_settings_together(journal, capsys):
+    both = [
+        "--set",
+        "peer_fade_after_s=7",
+        "--set",
+        "peer_gone_after_s=20",
+        "--set",
+        "long_max_warm_wait_ms=null",
+    ]
+    assert run(journal, *both, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["what_if"]["settings"]["peer_fade_after_s"] == 7.0
+
+
+def test_every_setting_has_bounds():
+    fields = {field.name for kind in (CostSettings, RouterSettings) for field in dataclasses.fields(kind)}
+    assert set(replay._BOUNDED) == fields
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_empty_journal_has_nothing_to_compare(tmp_path, capsys, options):
     writer = JournalWriter(tmp_path / "journal", HEADER, 10**9, 1)
     writer.open()
     writer.close()
-    assert run(tmp_path / "journal") == 0
-    assert "No request is in it" in capsys.readouterr().out
+    assert run(tmp_path / "journal", *options) == 1
+    said = capsys.readouterr()
+    assert "No request is in it" in (said.err if options else said.out)
+    assert not options or json.loads(said.out)["requests"] == 0
 
 
 def test_what_is_no_journal_is_exit_2(tmp_path, capsys):
