@@ -5,9 +5,10 @@
     both at most the request's own limit (`max_tokens`, `max_completion_tokens`)
 
 Levels, most specific first: (model, tenant, class), (model, tenant), model, prior. A level counts with
-`enough` samples; until then the next one answers. A hint of the client replaces what was learned, and is
-capped likewise. Quantiles of a bounded window are robust: single stragglers do not move the median, and show
-in `high`. Samples are forgotten as newer ones come, and when they are older than `memory_s`.
+`enough` samples; until then the next one answers. A hint of the client replaces what was learned, counts up
+to `LONGEST` tokens of the decode clock (32,768: one that is absurd would make its worker look full for
+minutes), and is capped likewise. Quantiles of a bounded window are robust: single stragglers do not move the
+median, and show in `high`. Samples are forgotten as newer ones come, and when they are older than `memory_s`.
 
 An answer that was cut at its limit says only that the true length is not below it: it counts as the limit or
 as the present expectation, whichever is more, so that many small limits do not make the rest look short.
@@ -21,6 +22,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 
+from extproc.core.decode_clock import LONGEST
 from extproc.core.types import LengthEstimate, LengthSource, RoutingRequest
 
 WINDOW = 64
@@ -108,7 +110,8 @@ class OutputLengths:
         """What to expect of one sequence of `request`."""
         hint = request.expected_output_tokens
         if hint is not None:
-            known = LengthEstimate(float(hint), float(hint), LengthSource.HINT)
+            bounded = min(float(hint), LONGEST)
+            known = LengthEstimate(bounded, bounded, LengthSource.HINT)
         else:
             known = self._learned(request, now)
         limit = request.max_output_tokens

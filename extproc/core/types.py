@@ -165,7 +165,8 @@ class RoutingRequest:
     `session_hash`: 64 bits that stand for the session, where they are known beforehand; then neither
     `session_key` nor `prompts` is needed to find them.
     `policy`: the one to use, where the client may choose; None, or unknown to the router: its own.
-    `expected_output_tokens`: what the client says it expects, per sequence; None: nothing.
+    `expected_output_tokens`: what the client says it expects, per sequence; None: nothing. What is believed
+    of it is bounded (`extproc.core.output_lengths`).
     `tenant`: whose request it is; empty: not known, or there are no tenants.
     `prompt_class`: what kind of prompt it is, as declared or learned; empty: not known.
     `normalization`: what became of its body; None: it is not wanted.

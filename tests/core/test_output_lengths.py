@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.decode_clock import LONGEST
 from extproc.core.output_lengths import ENOUGH, HIGH, MAX_KEYS, MEMORY_S, WINDOW, OutputLengths, Recent
 from extproc.core.types import LengthSource
 from tests.support.core import request
@@ -85,6 +86,12 @@ def test_the_requests_own_limit_caps_and_its_hint_overrides():
     hinted = lengths.estimate(asking(expected_output_tokens=4000), 0.0)
     assert hinted == (4000.0, 4000.0, LengthSource.HINT)
     assert lengths.estimate(asking(expected_output_tokens=4000, max_output_tokens=60), 0.0).expected == 60.0
+
+
+@pytest.mark.parametrize("limit", [None, (1 << 31) - 1])
+def test_a_hint_counts_up_to_a_bound(limit):
+    asked = asking(expected_output_tokens=(1 << 31) - 1, max_output_tokens=limit)
+    assert OutputLengths(128.0).estimate(asked, 0.0) == (LONGEST, LONGEST, LengthSource.HINT)
 
 
 def test_answers_cut_at_small_limits_do_not_make_the_rest_look_short():

@@ -566,6 +566,13 @@ def test_hints_about_length_are_believed_within_the_limit():
     assert costs[2] < costs[1]
 
 
+def test_a_hint_of_absurdly_many_tokens_does_not_make_its_worker_look_full():
+    router = make_router(1)
+    ask = request(PROMPT, max_output=None, expected_output_tokens=(1 << 31) - 1)
+    router.release(router.schedule(ask, 1.0).lease_id, DONE, 2.0)
+    assert router.shares.utilization(worker(), 60.0) < 0.5
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Whatever happens: no reservation and no load outlives its request."""
 
