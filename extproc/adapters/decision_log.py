@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from extproc.core.cost import RequestFacts, WorkerFacts
-from extproc.core.load_ledger import Lease
+from extproc.core.leases import Lease
 from extproc.core.namespace import Namespace, RoutingNamespace
 from extproc.core.outcomes import Released
 from extproc.core.ttft_errors import relative_error

@@ -6,7 +6,7 @@ no load, gives nothing back, and ends once: by a completion, by its own expiry, 
 
 from collections.abc import Iterator
 
-from extproc.core.load_ledger import Lease
+from extproc.core.leases import Lease
 
 MOST = 10_000
 

@@ -9,7 +9,7 @@ send it twice; so an entry only ends a lease when everything else agrees:
 * its ext_proc stream has ended, or ends within `WAIT_S`: the entry may overtake that.
 """
 
-from extproc.core.load_ledger import Lease
+from extproc.core.leases import Lease
 from extproc.core.types import Completion
 
 SLACK_S = 2.0  # entries are flushed, handed on and handled late

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from extproc.core.load_ledger import Lease
+from extproc.core.leases import Lease
 from extproc.core.rollout import Mode
 from extproc.core.types import Completion, Outcome
 

@@ -12,7 +12,7 @@ listening then misses them; KV events will tell.
 from collections import deque
 from collections.abc import Iterable
 
-from extproc.core.load_ledger import Lease, WorkerLoad
+from extproc.core.leases import Lease, WorkerLoad
 from extproc.core.peer_loads import (
     NOTHING_TOLD,
     PeerNews,

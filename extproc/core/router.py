@@ -29,8 +29,9 @@ from extproc.core.evictions import Evictions
 from extproc.core.kv_chain import EventHashes, event_chain
 from extproc.core.kv_transfer import EnginePart
 from extproc.core.learned import Learned
+from extproc.core.leases import Lease
 from extproc.core.left_early import LeftEarly
-from extproc.core.load_ledger import Lease, LoadLedger
+from extproc.core.load_ledger import LoadLedger
 from extproc.core.outcomes import Released, served_at, suspects
 from extproc.core.peer_loads import NOMINAL_OUTPUT, PeerLoads, PeerNews
 from extproc.core.peer_prefixes import PeerPrefixes

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from extproc.core.assumed_cache import AssumedCache
 from extproc.core.cache_claims import CacheClaims
-from extproc.core.load_ledger import Lease
+from extproc.core.leases import Lease
 from extproc.core.outcomes import Released
 from extproc.core.types import Decision, Outcome, WorkerId
 from extproc.core.worker_table import WorkerState, WorkerTable

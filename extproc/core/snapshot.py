@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from extproc.core.divergence import Cause
 from extproc.core.kv_index import IndexFaults
-from extproc.core.load_ledger import WorkerLoad
+from extproc.core.leases import WorkerLoad
 from extproc.core.router import Router
 from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_errors import TtftErrors

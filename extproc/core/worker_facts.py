@@ -9,7 +9,8 @@ from extproc.core.cost import CostSettings, WorkerFacts
 from extproc.core.engine_shares import EngineShares
 from extproc.core.kv_index import KvIndex
 from extproc.core.learned import Learned
-from extproc.core.load_ledger import LoadLedger, WorkerLoad
+from extproc.core.leases import WorkerLoad
+from extproc.core.load_ledger import LoadLedger
 from extproc.core.peer_loads import NOTHING_TOLD, PeerLoads
 from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients, TtftModel

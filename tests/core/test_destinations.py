@@ -1,7 +1,7 @@
 import pytest
 
 from extproc.core.destinations import named_rank
-from extproc.core.load_ledger import IDLE
+from extproc.core.leases import IDLE
 from extproc.core.types import Completion, Member, Outcome, WorkerId
 from tests.core.test_router import PROMPT, make_router
 from tests.support.core import metrics, request, stored

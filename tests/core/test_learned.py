@@ -2,7 +2,8 @@ import pytest
 
 from extproc.core.cost import CostSettings
 from extproc.core.learned import Learned
-from extproc.core.load_ledger import IDLE, LoadLedger, WorkerLoad
+from extproc.core.leases import IDLE, WorkerLoad
+from extproc.core.load_ledger import LoadLedger
 from extproc.core.outcomes import Released
 from extproc.core.types import Completion, Outcome
 from tests.support.core import decision, request, worker

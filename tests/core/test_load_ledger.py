@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from extproc.core.cost import RequestFacts, WorkerFacts
-from extproc.core.load_ledger import IDLE, LoadLedger
+from extproc.core.leases import IDLE
+from extproc.core.load_ledger import LoadLedger
 from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import CostBreakdown, Priced
@@ -177,25 +178,6 @@ def test_it_is_known_how_many_tokens_were_sent_and_how_many_of_them_computed():
     assert ledger.sent_tokens(worker(0)) == ledger.computed_tokens(worker(0), 1.0) == 800
     ledger.drop_worker(worker(0))
     assert ledger.sent_tokens(worker(0)) == 0
-
-
-def test_reading_a_load_costs_the_same_however_many_leases_there_are():
-    class Counting(dict):
-        reads = 0
-
-        def values(self):
-            Counting.reads += 1
-            return super().values()
-
-    ledger = LoadLedger(lambda *_: 10.0)
-    for n in range(300):
-        admit(ledger, str(n), prefill_ms=1.0)
-    book = ledger._books[worker()]
-    book.leases, book.prefilling = Counting(book.leases), dict(book.prefilling)
-    for n in range(20):
-        ledger.load(worker(), 0.01 * n)
-        ledger.steps_beside(worker(), 500.0, 0.01 * n)
-    assert Counting.reads == 0
 
 
 def unfinished(lease, now):

@@ -1,6 +1,7 @@
 import pytest
 
-from extproc.core.load_ledger import LoadLedger, WorkerLoad
+from extproc.core.leases import WorkerLoad
+from extproc.core.load_ledger import LoadLedger
 from extproc.core.peer_loads import NOTHING_TOLD, ToldLoad
 from extproc.core.peer_teller import EVENT_DELAY_S, MAX_BLOCKS, MAX_PREFIX, LoadTeller, told_load
 from tests.support.core import decision, worker

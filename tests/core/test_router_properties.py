@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.core.errors import NoEndpointError
-from extproc.core.load_ledger import IDLE
+from extproc.core.leases import IDLE
 from extproc.core.policies import POLICIES
 from extproc.core.types import Completion, Member, Outcome, Reason
 from extproc.core.worker_table import Readiness
