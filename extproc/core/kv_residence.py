@@ -142,13 +142,16 @@ class EngineBlocks:
         """Whether the engine holds what it means by `handle`, in any tier."""
         return handle in self._handles
 
-    def block_at(self, handle: Handle) -> int:
-        """The block behind a handle that is held."""
-        return self._handles[handle]
+    def blocks_at(self, handles: Iterable[Handle]) -> tuple[int, ...]:
+        """The blocks behind handles that are held."""
+        return tuple(map(self._handles.__getitem__, handles))
 
-    def copies_of(self, handle: Handle) -> int:
-        """Copies of what is behind a handle that is held, a field per tier."""
-        return self._copies.get(handle, 1)
+    def copies_at(self, handles: Sequence[Handle]) -> tuple[tuple[int, int], ...]:
+        """Where there is something else than one copy on the GPU: (place among the handles, packed count)."""
+        counts = self._copies
+        if not counts or counts.keys().isdisjoint(handles):
+            return ()
+        return tuple((at, counts[handle]) for at, handle in enumerate(handles) if handle in counts)
 
     def bind_known(
         self,

@@ -40,10 +40,7 @@ def export(engine: EngineBlocks, part_blocks: int) -> list[EnginePart]:
     handles: list[Handle] = []
 
     def end_part() -> None:
-        blocks = tuple(map(engine.block_at, handles))
-        copies = tuple(
-            (at, count) for at, handle in enumerate(handles) if (count := engine.copies_of(handle)) != 1
-        )
+        blocks, copies = engine.blocks_at(handles), engine.copies_at(handles)
         parts.append(EnginePart(engine.block_size, engine.group, tuple(runs), tuple(handles), blocks, copies))
         runs.clear()
         handles.clear()
@@ -91,7 +88,7 @@ def _stretches(engine: EngineBlocks) -> Iterator[tuple[Handle | None, list[Handl
     """Runs without their holes: what is behind one hangs below nothing that is known."""
     gone = engine.runs.gone
     for run in engine.runs:
-        if not gone:
+        if not gone or gone.keys().isdisjoint(run.handles):
             yield run.parent, run.handles
             continue
         parent, stretch = run.parent, list[Handle]()
