@@ -23,7 +23,7 @@ from extproc.core.dp_ranks import mismatch, told_rank
 from extproc.core.model_catalog import ModelCatalog
 from extproc.core.router import Router
 from extproc.core.types import EngineMetrics, KvEvent, Member, WorkerId
-from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
+from extproc.protocol.endpoint_discovery import Health, KnownWorker, snapshot
 from extproc.protocol.model_cards import ModelCard
 
 _KV_RETRY_S = 3.0  # a router that stops may hold its address for longer than once
@@ -290,11 +290,16 @@ class FleetWatch(Assembled):
         table = self._router.table
         pools = self._config.pools
         ready = {state.id.endpoint for pool in pools for state in table.ready(pool.name, None, now)}
+        reached = {state.id.endpoint for pool in pools for state in table.reached(pool.name, None, now)}
         self._health.set_ready(bool(ready))
+
+        def told(endpoint: str) -> KnownWorker:
+            if endpoint in ready:
+                return KnownWorker(endpoint)
+            return KnownWorker(endpoint, Health.DEGRADED if endpoint in reached else Health.UNHEALTHY)
+
         known = {
-            pool.name: [
-                KnownWorker(m.endpoint, m.endpoint in ready) for m in self._members.get(pool.name, ())
-            ]
+            pool.name: [told(member.endpoint) for member in self._members.get(pool.name, ())]
             for pool in pools
         }
         complete = len(self._discoveries) == len(known) and all(one.complete for one in self._discoveries)

@@ -11,6 +11,7 @@ import yaml
 from extproc.adapters.index_memory import IndexMemory
 from extproc.core.types import Completion, EngineMetrics, Outcome, WorkerId
 from extproc.prompt.tiny import tiny_model_path
+from extproc.protocol.endpoint_discovery import Health
 from extproc.protocol.ext_proc_messages import Route
 from extproc.sim.time_model import TimeModel
 from tests.support.ports import free_port
@@ -68,6 +69,10 @@ async def test_engines_that_refuse_connections_get_no_requests_though_nobody_els
         assert isinstance(await app.ask(), Route)
 
 
+def told_to_envoy(app):
+    return {one.endpoint: one.health for one in app.eds._snapshot.assignments["workers"].workers}
+
+
 @pytest.mark.parametrize("fault", ["hang", "500"])
 async def test_where_no_metrics_page_can_be_read_requests_go_to_the_engines_all_the_same(tmp_path, fault):
     async with (
@@ -83,12 +88,15 @@ async def test_where_no_metrics_page_can_be_read_requests_go_to_the_engines_all_
         assert [app.says(f"worker {engine.endpoint} is not ready")() for engine in (one, two)] == [True, True]
         assert app.health.ready
         assert set((await app.ask()).endpoints) == {one.endpoint, two.endpoint}
-        told = app._watch._eds._snapshot.assignments["workers"].workers
-        assert {worker.endpoint: worker.ready for worker in told} == {one.endpoint: True, two.endpoint: True}
+        assert told_to_envoy(app) == {one.endpoint: Health.HEALTHY, two.endpoint: Health.HEALTHY}
         one.faults.metrics_hang, one.faults.metrics_status = False, None
         await until(app.says(f"worker {one.endpoint} is ready again"))
         await until(app.says("pool default", "workers are ready again"))
         assert (await app.ask()).endpoints == (one.endpoint,)
+        assert told_to_envoy(app) == {one.endpoint: Health.HEALTHY, two.endpoint: Health.DEGRADED}
+        await two.kill()
+        down = {one.endpoint: Health.HEALTHY, two.endpoint: Health.UNHEALTHY}
+        await until(lambda: told_to_envoy(app) == down)
 
 
 async def test_an_engine_whose_page_is_slow_stays_ready_while_it_serves(tmp_path):

@@ -16,14 +16,21 @@ from extproc.pb import discovery_pb2 as pb
 from extproc.protocol.addresses import parse_address
 from extproc.protocol.endpoint_discovery import (
     ASSIGNMENT_TYPE,
+    OVERPROVISIONING,
     Assignment,
     Delta,
+    Health,
     Push,
     Snapshot,
     StateOfTheWorld,
 )
 
 _MOST_COMPLAINTS = 100  # names come from outside
+_HEALTH = {
+    Health.HEALTHY: pb.HealthStatus.HEALTHY,
+    Health.DEGRADED: pb.HealthStatus.DEGRADED,
+    Health.UNHEALTHY: pb.HealthStatus.UNHEALTHY,
+}
 
 Report = Callable[[str], None]
 SotwContext = grpc.aio.ServicerContext[pb.DiscoveryRequest, pb.DiscoveryResponse]
@@ -185,13 +192,12 @@ def _changes(push: Push) -> pb.DeltaDiscoveryResponse:
 
 def _encoded(name: str, assignment: Assignment) -> bytes:
     message = pb.ClusterLoadAssignment(cluster_name=name)
+    message.policy.overprovisioning_factor.value = OVERPROVISIONING
     if assignment.workers:
         locality = message.endpoints.add()
         for worker in assignment.workers:
             address = parse_address(worker.endpoint)
-            entry = locality.lb_endpoints.add(
-                health_status=pb.HealthStatus.HEALTHY if worker.ready else pb.HealthStatus.UNHEALTHY
-            )
+            entry = locality.lb_endpoints.add(health_status=_HEALTH[worker.health])
             entry.endpoint.address.socket_address.address = address.host
             entry.endpoint.address.socket_address.port_value = address.port
     return message.SerializeToString(deterministic=True)

@@ -150,7 +150,8 @@ def _worker(worker: WorkerSnapshot, seen: Observed) -> Iterator[Warning]:
             cause = "a request could not be delivered; it is tried again when its metrics can be read"
         else:
             cause = f"its metrics cannot be read ({error or 'no answer'}): it is down, overloaded or cut off"
-        yield Warning(Severity.BAD, name, "not ready: it gets no requests", cause)
+        which = "only requests that no ready worker may serve" if worker.reached else "no requests"
+        yield Warning(Severity.BAD, name, f"not ready: it gets {which}", cause)
     elif worker.last_resort:
         yield Warning(
             Severity.BAD, name, "not ready: it gets requests only because no other worker is",

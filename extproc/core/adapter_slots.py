@@ -108,7 +108,7 @@ class AdapterSlots:
         return Standing.FULL if full else Standing.LOADABLE
 
     def eligible(self, states: Sequence[WorkerState], adapter: str | None) -> Sequence[WorkerState]:
-        """The workers that may serve a request for `adapter`, in the given order."""
+        """The workers that may serve a request for `adapter`, of those that are reached, in their order."""
         if adapter is None or not self._registered:
             return states
         standings = [(state, self.standing(state.id, adapter)) for state in states]

@@ -189,13 +189,13 @@ class CandidateBuilder:
         states: Sequence[WorkerState],
         named: Collection[WorkerId],
         chance: int,
-    ) -> Scope:
-        """Asks for a shortlist.
+    ) -> Scope | None:
+        """Asks for a shortlist; None: there is none of these.
 
         Args:
             pool: whose workers they are.
             ready: all of the pool that are ready; the same object as long as they are the same.
-            states: those of them that may serve the request.
+            states: those that may serve the request; some may not be ready, and be its last resort.
             named: workers that must not be missed.
             chance: seeds what is drawn.
         """
@@ -205,6 +205,8 @@ class CandidateBuilder:
                 self.block_size, self._reader.told, self._read_row(pool), self.costs
             )
         view.look(ready)
+        if states is not ready and any(state.id not in view.at for state in states):
+            return None
         return Scope(view, named, chance).narrowed(states)
 
     def changed(self, worker: WorkerId) -> None:

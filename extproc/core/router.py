@@ -186,8 +186,7 @@ class Router:
         Raises:
             NoEndpointError: no worker that may serve it is ready, or could be reached at least.
         """
-        ready = self.table.ready(request.pool, request.subset, now)
-        states = self.adapters.eligible(ready, request.namespace.adapter)
+        states = self.eligible(request, now)
         if not states:
             raise NoEndpointError(self.table.why_none_is_ready(request.pool, request.subset))
         tie_seed = self._chooser.draw()
@@ -234,6 +233,12 @@ class Router:
         self.learned.sent(chosen.worker, chosen.uncovered_tokens, self._waiting(state, now), now)
         self._candidates.changed(chosen.worker)
         return decision
+
+    def eligible(self, request: RoutingRequest, now: float) -> Sequence[WorkerState]:
+        """Who may serve `request` now: of those it is for, the fittest (see `worker_table`)."""
+        pool = request.pool
+        reached = self.table.reached(pool, request.subset, now)
+        return self.table.fittest(pool, self.adapters.eligible(reached, request.namespace.adapter), now)
 
     def _waiting(self, state: WorkerState, now: float) -> int:
         """Requests that found no room on a worker in its last step, whoever sent them."""

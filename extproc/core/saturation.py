@@ -66,7 +66,7 @@ class Saturation:
 
     def room(self, request: RoutingRequest, now: float) -> bool:
         """Whether any worker that may serve `request` has room, or there is none at all to wait for."""
-        states = self._eligible(request, now)
+        states = self._router.eligible(request, now)
         return not states or any(self.full(state, request, now) is None for state in states)
 
     def uncapped(self, request: RoutingRequest, now: float) -> frozenset[str] | None:
@@ -76,7 +76,7 @@ class Saturation:
         """
         if self._settings.max_requests is None:
             return None
-        states = self._eligible(request, now)
+        states = self._router.eligible(request, now)
         return frozenset(
             s.id.endpoint for s in states if self._requests(s, now) < self._settings.max_requests
         )
@@ -128,10 +128,6 @@ class Saturation:
         return [(state.id, self.full(state, probe, now)) for state in states]
 
     # --- inside ------------------------------------------------------------------------------------
-
-    def _eligible(self, request: RoutingRequest, now: float) -> list[WorkerState]:
-        ready = self._router.table.ready(request.pool, request.subset, now)
-        return list(self._router.adapters.eligible(ready, request.namespace.adapter))
 
     def _requests(self, state: WorkerState, now: float) -> int:
         fresh = state.fresh_metrics(now, self._router.settings.stale_after_s) is not None

@@ -13,7 +13,7 @@ from extproc.core.step_model import StepCoefficients
 from extproc.core.ttft_errors import TtftErrors
 from extproc.core.ttft_model import TtftCoefficients
 from extproc.core.types import EngineMetrics, WorkerId
-from extproc.core.worker_table import ForeignLoad, WorkerState
+from extproc.core.worker_table import ForeignLoad, Readiness, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class WorkerSnapshot:
         pool: its pool.
         generation: how often any worker has joined up to and including this one's joining.
         joined_s: seconds since it joined.
-        ready: whether requests may go there.
+        ready: whether requests go there that any worker of its pool may serve.
         last_resort: they do so only because no worker of its pool is ready by itself.
+        reached: whether requests go there that no other may serve, at least.
         scrape_failures: in a row, whether they count or not.
         unreachable_s: seconds since the proxy could not reach it; None: it can.
         metrics: its own figures at the last good scrape.
@@ -55,6 +56,7 @@ class WorkerSnapshot:
     joined_s: float
     ready: bool
     last_resort: bool
+    reached: bool
     scrape_failures: int
     unreachable_s: float | None
     metrics: EngineMetrics | None
@@ -165,6 +167,7 @@ def _worker(router: Router, state: WorkerState, sent_to: bool, now: float) -> Wo
         joined_s=max(0.0, now - state.joined_at),
         ready=sent_to,
         last_resort=sent_to and not router.table.is_ready(state, now),
+        reached=router.table.readiness(state, now) is not Readiness.OUT,
         scrape_failures=state.scrape_failures,
         unreachable_s=None if since is None else max(0.0, now - since),
         metrics=state.metrics,

@@ -14,16 +14,17 @@ the last of them was of a slow page, and one that was served since a scrape bega
 Whoever refuses connections may still finish what it has begun, and an error may come from a proxy before it:
 that is taken back by a good scrape only.
 
-Requests go to
+Of the workers that may serve a request it goes to
 
 1. those that are ready, as long as the page of one of them can be read;
 2. else all that are slow, whether they have just served something or not: who was sent nothing has nothing to
    show, and the others would take all;
 3. else those that are unreadable.
 
-Better these than to refuse a request. Who is out gets none. A request that only some endpoints may serve goes
-to those of them that others go to, or nowhere: the gateway has been told of the same workers, and would send
-it to whom it may not go to.
+Better these than to refuse a request. Who is out gets none. So a request that only some may serve (those of a
+subset, a tenant's, those that have its adapter) may go to workers that others are kept away from while anyone
+else is ready. The gateway is told which these are, and leaves them out of its own balancing likewise (see
+`extproc.protocol.endpoint_discovery`).
 
 A worker that leaves and comes back gets a new generation, so nothing that belonged to the old one touches the
 new.
@@ -135,6 +136,21 @@ class WorkerState:
         return self.metrics
 
 
+class _Fit(NamedTuple):
+    """Workers of a pool by what may be sent there; it holds until then if nothing is heard.
+
+    `best`: where requests go that any of the pool may serve. `reached`: all that are not out; the same object
+    where there are no others than these.
+    """
+
+    until: float
+    best: list[WorkerState]
+    reached: list[WorkerState]
+
+
+_NOTHING_KNOWN = _Fit(-math.inf, [], [])
+
+
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
     """What an update did."""
@@ -158,8 +174,8 @@ class WorkerTable:
     unreachable_s: float = 10.0
     _workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
     _by_endpoint: dict[str, list[WorkerState]] = field(default_factory=dict)
-    # Who may be sent requests, by pool; until when, and as long as nothing is heard that changes it.
-    _ready: dict[str, tuple[float, list[WorkerState]]] = field(default_factory=dict)
+    # Who may be sent requests, by pool, as long as nothing is heard that changes it.
+    _ready: dict[str, _Fit] = field(default_factory=dict)
     _generation: int = 0
 
     def __len__(self) -> int:
@@ -306,29 +322,52 @@ class WorkerTable:
 
         Without a subset it is the same object as long as these are the same workers in the same state.
         """
-        until, fit = self._ready.get(pool, (-math.inf, []))
-        if now >= until:
-            until, fit = self._ready[pool] = self._look(pool, now)
-        return fit if subset is None else [state for state in fit if state.id.endpoint in subset]
+        return self.fittest(pool, self.reached(pool, subset, now), now)
 
-    def _look(self, pool: str, now: float) -> tuple[float, list[WorkerState]]:
-        """Who of a pool may be sent requests, and until when that holds if nothing is heard."""
+    def reached(self, pool: str, subset: frozenset[str] | None, now: float) -> Sequence[WorkerState]:
+        """Who of `pool` is not out, among the endpoints in `subset` unless it is None."""
+        reached = self._fit(pool, now).reached
+        return reached if subset is None else [state for state in reached if state.id.endpoint in subset]
+
+    def fittest(self, pool: str, states: Sequence[WorkerState], now: float) -> Sequence[WorkerState]:
+        """Of some of `pool` that are reached, where requests go that only these may serve: see the module."""
+        fit = self._fit(pool, now)
+        if states is fit.reached:
+            return fit.best
+        return states if fit.best is fit.reached else self._best(states)
+
+    def _fit(self, pool: str, now: float) -> _Fit:
+        fit = self._ready.get(pool, _NOTHING_KNOWN)
+        if now >= fit.until:
+            fit = self._ready[pool] = self._look(pool, now)
+        return fit
+
+    def _look(self, pool: str, now: float) -> _Fit:
         members = [state for state in self._workers.values() if state.member.pool == pool]
         back = (
             state.unreachable_since + self.unreachable_s
             for state in members
             if state.unreachable_since is not None and now - state.unreachable_since < self.unreachable_s
         )
-        by = [(self.readiness(state, now), state) for state in members]
-        ready = [state for readiness, state in by if readiness is Readiness.READY]
-        unreadable = [state for readiness, state in by if readiness is Readiness.UNREADABLE]
-        slow = [
-            state
-            for readiness, state in by
-            if readiness is Readiness.SLOW or (readiness is Readiness.READY and not self._read(state))
-        ]
-        best = ready if any(self._read(state) for state in ready) else slow or unreadable
-        return min(back, default=math.inf), best
+        reached = [state for state in members if self.readiness(state, now) is not Readiness.OUT]
+        best = self._best(reached)
+        return _Fit(min(back, default=math.inf), best, best if len(best) == len(reached) else reached)
+
+    def _best(self, reached: Sequence[WorkerState]) -> list[WorkerState]:
+        """Of workers that are not out, those that are sent requests that only these may serve."""
+        ready, slow, unreadable = [], [], []
+        some_read = False
+        for state in reached:
+            readiness, is_read = self._by_scrapes(state), self._read(state)
+            if readiness is Readiness.UNREADABLE:
+                unreadable.append(state)
+                continue
+            if readiness is Readiness.READY:
+                ready.append(state)
+                some_read |= is_read
+            if not is_read:
+                slow.append(state)
+        return ready if some_read else slow or unreadable
 
     def _read(self, state: WorkerState) -> bool:
         """Whether its page can be read, but for a few times."""
@@ -341,4 +380,7 @@ class WorkerTable:
             return f"pool {pool!r} has no workers; check its discovery settings"
         if subset is not None and not any(state.id.endpoint in subset for state in members):
             return "none of the endpoints the gateway allows is a member of the pool"
-        return f"none of the {len(members)} workers of pool {pool!r} is ready"
+        if subset is None:
+            return f"none of the {len(members)} workers of pool {pool!r} is ready"
+        those = sum(state.id.endpoint in subset for state in members)
+        return f"none of the {those} workers of pool {pool!r} that may serve it is ready"

@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from extproc.pb import envoy_common_pb2 as extproc_dot_pb_dot_envoy__common__pb2
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
+from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xtproc/pb/discovery.proto\x12\x16warmroute.discovery.v1\x1a\x1d\x65xtproc/pb/envoy_common.proto\x1a\x19google/protobuf/any.proto\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc8\x01\n\x10\x44iscoveryRequest\x12\x14\n\x0cversion_info\x18\x01 \x01(\t\x12&\n\x04node\x18\x02 \x01(\x0b\x32\x18.warmroute.envoy.v1.Node\x12\x16\n\x0eresource_names\x18\x03 \x03(\t\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\x16\n\x0eresponse_nonce\x18\x05 \x01(\t\x12\x34\n\x0c\x65rror_detail\x18\x06 \x01(\x0b\x32\x1e.warmroute.discovery.v1.Status\"s\n\x11\x44iscoveryResponse\x12\x14\n\x0cversion_info\x18\x01 \x01(\t\x12\'\n\tresources\x18\x02 \x03(\x0b\x32\x14.google.protobuf.Any\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\t\"\x94\x03\n\x15\x44\x65ltaDiscoveryRequest\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.warmroute.envoy.v1.Node\x12\x10\n\x08type_url\x18\x02 \x01(\t\x12 \n\x18resource_names_subscribe\x18\x03 \x03(\t\x12\"\n\x1aresource_names_unsubscribe\x18\x04 \x03(\t\x12m\n\x19initial_resource_versions\x18\x05 \x03(\x0b\x32J.warmroute.discovery.v1.DeltaDiscoveryRequest.InitialResourceVersionsEntry\x12\x16\n\x0eresponse_nonce\x18\x06 \x01(\t\x12\x34\n\x0c\x65rror_detail\x18\x07 \x01(\x0b\x32\x1e.warmroute.discovery.v1.Status\x1a>\n\x1cInitialResourceVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\x08Resource\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x08resource\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xa6\x01\n\x16\x44\x65ltaDiscoveryResponse\x12\x1b\n\x13system_version_info\x18\x01 \x01(\t\x12\x33\n\tresources\x18\x02 \x03(\x0b\x32 .warmroute.discovery.v1.Resource\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\t\x12\x19\n\x11removed_resources\x18\x06 \x03(\t\"8\n\x08\x45ndpoint\x12,\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1b.warmroute.envoy.v1.Address\"\xab\x01\n\nLbEndpoint\x12\x34\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .warmroute.discovery.v1.EndpointH\x00\x12\x17\n\rendpoint_name\x18\x05 \x01(\tH\x00\x12;\n\rhealth_status\x18\x02 \x01(\x0e\x32$.warmroute.discovery.v1.HealthStatusB\x11\n\x0fhost_identifier\"O\n\x13LocalityLbEndpoints\x12\x38\n\x0clb_endpoints\x18\x02 \x03(\x0b\x32\".warmroute.discovery.v1.LbEndpoint\"m\n\x15\x43lusterLoadAssignment\x12\x14\n\x0c\x63luster_name\x18\x01 \x01(\t\x12>\n\tendpoints\x18\x02 \x03(\x0b\x32+.warmroute.discovery.v1.LocalityLbEndpoints*`\n\x0cHealthStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\r\n\tUNHEALTHY\x10\x02\x12\x0c\n\x08\x44RAINING\x10\x03\x12\x0b\n\x07TIMEOUT\x10\x04\x12\x0c\n\x08\x44\x45GRADED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xtproc/pb/discovery.proto\x12\x16warmroute.discovery.v1\x1a\x1d\x65xtproc/pb/envoy_common.proto\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/wrappers.proto\"\'\n\x06Status\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc8\x01\n\x10\x44iscoveryRequest\x12\x14\n\x0cversion_info\x18\x01 \x01(\t\x12&\n\x04node\x18\x02 \x01(\x0b\x32\x18.warmroute.envoy.v1.Node\x12\x16\n\x0eresource_names\x18\x03 \x03(\t\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\x16\n\x0eresponse_nonce\x18\x05 \x01(\t\x12\x34\n\x0c\x65rror_detail\x18\x06 \x01(\x0b\x32\x1e.warmroute.discovery.v1.Status\"s\n\x11\x44iscoveryResponse\x12\x14\n\x0cversion_info\x18\x01 \x01(\t\x12\'\n\tresources\x18\x02 \x03(\x0b\x32\x14.google.protobuf.Any\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\t\"\x94\x03\n\x15\x44\x65ltaDiscoveryRequest\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.warmroute.envoy.v1.Node\x12\x10\n\x08type_url\x18\x02 \x01(\t\x12 \n\x18resource_names_subscribe\x18\x03 \x03(\t\x12\"\n\x1aresource_names_unsubscribe\x18\x04 \x03(\t\x12m\n\x19initial_resource_versions\x18\x05 \x03(\x0b\x32J.warmroute.discovery.v1.DeltaDiscoveryRequest.InitialResourceVersionsEntry\x12\x16\n\x0eresponse_nonce\x18\x06 \x01(\t\x12\x34\n\x0c\x65rror_detail\x18\x07 \x01(\x0b\x32\x1e.warmroute.discovery.v1.Status\x1a>\n\x1cInitialResourceVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Q\n\x08Resource\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x08resource\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xa6\x01\n\x16\x44\x65ltaDiscoveryResponse\x12\x1b\n\x13system_version_info\x18\x01 \x01(\t\x12\x33\n\tresources\x18\x02 \x03(\x0b\x32 .warmroute.discovery.v1.Resource\x12\x10\n\x08type_url\x18\x04 \x01(\t\x12\r\n\x05nonce\x18\x05 \x01(\t\x12\x19\n\x11removed_resources\x18\x06 \x03(\t\"8\n\x08\x45ndpoint\x12,\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1b.warmroute.envoy.v1.Address\"\xab\x01\n\nLbEndpoint\x12\x34\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .warmroute.discovery.v1.EndpointH\x00\x12\x17\n\rendpoint_name\x18\x05 \x01(\tH\x00\x12;\n\rhealth_status\x18\x02 \x01(\x0e\x32$.warmroute.discovery.v1.HealthStatusB\x11\n\x0fhost_identifier\"O\n\x13LocalityLbEndpoints\x12\x38\n\x0clb_endpoints\x18\x02 \x03(\x0b\x32\".warmroute.discovery.v1.LbEndpoint\"\xfc\x01\n\x15\x43lusterLoadAssignment\x12\x14\n\x0c\x63luster_name\x18\x01 \x01(\t\x12>\n\tendpoints\x18\x02 \x03(\x0b\x32+.warmroute.discovery.v1.LocalityLbEndpoints\x12\x44\n\x06policy\x18\x04 \x01(\x0b\x32\x34.warmroute.discovery.v1.ClusterLoadAssignment.Policy\x1aG\n\x06Policy\x12=\n\x17overprovisioning_factor\x18\x03 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value*`\n\x0cHealthStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\r\n\tUNHEALTHY\x10\x02\x12\x0c\n\x08\x44RAINING\x10\x03\x12\x0b\n\x07TIMEOUT\x10\x04\x12\x0c\n\x08\x44\x45GRADED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,28 +36,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._loaded_options = None
   _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_HEALTHSTATUS']._serialized_start=1556
-  _globals['_HEALTHSTATUS']._serialized_end=1652
-  _globals['_STATUS']._serialized_start=112
-  _globals['_STATUS']._serialized_end=151
-  _globals['_DISCOVERYREQUEST']._serialized_start=154
-  _globals['_DISCOVERYREQUEST']._serialized_end=354
-  _globals['_DISCOVERYRESPONSE']._serialized_start=356
-  _globals['_DISCOVERYRESPONSE']._serialized_end=471
-  _globals['_DELTADISCOVERYREQUEST']._serialized_start=474
-  _globals['_DELTADISCOVERYREQUEST']._serialized_end=878
-  _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._serialized_start=816
-  _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._serialized_end=878
-  _globals['_RESOURCE']._serialized_start=880
-  _globals['_RESOURCE']._serialized_end=961
-  _globals['_DELTADISCOVERYRESPONSE']._serialized_start=964
-  _globals['_DELTADISCOVERYRESPONSE']._serialized_end=1130
-  _globals['_ENDPOINT']._serialized_start=1132
-  _globals['_ENDPOINT']._serialized_end=1188
-  _globals['_LBENDPOINT']._serialized_start=1191
-  _globals['_LBENDPOINT']._serialized_end=1362
-  _globals['_LOCALITYLBENDPOINTS']._serialized_start=1364
-  _globals['_LOCALITYLBENDPOINTS']._serialized_end=1443
-  _globals['_CLUSTERLOADASSIGNMENT']._serialized_start=1445
-  _globals['_CLUSTERLOADASSIGNMENT']._serialized_end=1554
+  _globals['_HEALTHSTATUS']._serialized_start=1732
+  _globals['_HEALTHSTATUS']._serialized_end=1828
+  _globals['_STATUS']._serialized_start=144
+  _globals['_STATUS']._serialized_end=183
+  _globals['_DISCOVERYREQUEST']._serialized_start=186
+  _globals['_DISCOVERYREQUEST']._serialized_end=386
+  _globals['_DISCOVERYRESPONSE']._serialized_start=388
+  _globals['_DISCOVERYRESPONSE']._serialized_end=503
+  _globals['_DELTADISCOVERYREQUEST']._serialized_start=506
+  _globals['_DELTADISCOVERYREQUEST']._serialized_end=910
+  _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._serialized_start=848
+  _globals['_DELTADISCOVERYREQUEST_INITIALRESOURCEVERSIONSENTRY']._serialized_end=910
+  _globals['_RESOURCE']._serialized_start=912
+  _globals['_RESOURCE']._serialized_end=993
+  _globals['_DELTADISCOVERYRESPONSE']._serialized_start=996
+  _globals['_DELTADISCOVERYRESPONSE']._serialized_end=1162
+  _globals['_ENDPOINT']._serialized_start=1164
+  _globals['_ENDPOINT']._serialized_end=1220
+  _globals['_LBENDPOINT']._serialized_start=1223
+  _globals['_LBENDPOINT']._serialized_end=1394
+  _globals['_LOCALITYLBENDPOINTS']._serialized_start=1396
+  _globals['_LOCALITYLBENDPOINTS']._serialized_end=1475
+  _globals['_CLUSTERLOADASSIGNMENT']._serialized_start=1478
+  _globals['_CLUSTERLOADASSIGNMENT']._serialized_end=1730
+  _globals['_CLUSTERLOADASSIGNMENT_POLICY']._serialized_start=1659
+  _globals['_CLUSTERLOADASSIGNMENT_POLICY']._serialized_end=1730
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,7 @@ from extproc.pb import envoy_common_pb2 as envoy_common_pb2
 from google.protobuf import any_pb2 as any_pb2
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
+from google.protobuf import wrappers_pb2 as wrappers_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 import builtins as builtins
@@ -314,19 +315,41 @@ class LocalityLbEndpoints(message.Message):
 class ClusterLoadAssignment(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class Policy(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        OVERPROVISIONING_FACTOR_FIELD_NUMBER: builtins.int
+        @builtins.property
+        def overprovisioning_factor(self) -> wrappers_pb2.UInt32Value: ...
+        def __init__(
+            self,
+            *,
+            overprovisioning_factor: wrappers_pb2.UInt32Value | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = typing.Literal["overprovisioning_factor", b"overprovisioning_factor"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["overprovisioning_factor", b"overprovisioning_factor"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CLUSTER_NAME_FIELD_NUMBER: builtins.int
     ENDPOINTS_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
     cluster_name: builtins.str
     @builtins.property
     def endpoints(self) -> containers.RepeatedCompositeFieldContainer[LocalityLbEndpoints]: ...
+    @builtins.property
+    def policy(self) -> ClusterLoadAssignment.Policy: ...
     def __init__(
         self,
         *,
         cluster_name: builtins.str = ...,
         endpoints: abc.Iterable[LocalityLbEndpoints] | None = ...,
+        policy: ClusterLoadAssignment.Policy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cluster_name", b"cluster_name", "endpoints", b"endpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cluster_name", b"cluster_name", "endpoints", b"endpoints", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -18,12 +18,23 @@ versions, and an Envoy that moves from one to another need not be told anything 
 answered, the snapshot is not `complete`. An Envoy that still has a list keeps it until ours is complete,
 however long that takes; one that has none is given what we know as soon as the snapshot is `usable`.
 
+**Health** is for Envoy's own balancing: of requests that name no worker, or whose list is used up. A worker
+that the router names is taken whatever its health (`override_host` does not ask for it), so all that may be
+named are told, and how they are:
+
+| a worker is sent | told as | Envoy's own balancing |
+|---|---|---|
+| any request of its pool | healthy | takes it |
+| those only that no other may serve | degraded | leaves it out while half of the workers are healthy |
+| none | unhealthy | leaves it out while half of the workers are healthy or degraded |
+
 Answers to an outdated nonce say nothing about the newest list and are ignored, as the xDS protocol demands. A
 refused list is not sent again until it changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import xxhash
 
@@ -39,12 +50,26 @@ def pool_resource(pool: str) -> str:
     return f"{ALL_WORKERS}/{pool}"
 
 
+class Health(IntEnum):
+    """How an endpoint is, in Envoy's words, the best first. See the module."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    UNHEALTHY = 2
+
+
+OVERPROVISIONING = 200
+"""Healthy endpoints get this much of the traffic, in percent of their share of all endpoints, and degraded
+ones what is left: nothing where half are healthy. Unhealthy ones, too, get nothing down to there (Envoy's
+panic threshold)."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownWorker:
-    """One endpoint (`ip:port`) to tell Envoy of. Not `ready` means: leave it out of your own balancing."""
+    """One endpoint (`ip:port`) to tell Envoy of, and how it is."""
 
     endpoint: str
-    ready: bool = True
+    health: Health = Health.HEALTHY
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +92,7 @@ class Snapshot:
 def snapshot(pools: Mapping[str, Sequence[KnownWorker]], *, complete: bool, usable: bool = False) -> Snapshot:
     """All resources for the workers of each pool: one with everybody, and one per pool.
 
-    An endpoint that several pools have is ready if it is ready in one of them.
+    An endpoint that several pools have is as it is in the pool where it is best.
     """
     everybody: dict[str, KnownWorker] = {}
     assignments: dict[str, Assignment] = {}
@@ -76,14 +101,14 @@ def snapshot(pools: Mapping[str, Sequence[KnownWorker]], *, complete: bool, usab
         assignments[pool_resource(pool)] = _assignment(unique.values())
         for worker in unique.values():
             seen = everybody.get(worker.endpoint)
-            if seen is None or not seen.ready:
+            if seen is None or worker.health < seen.health:
                 everybody[worker.endpoint] = worker
     return Snapshot({ALL_WORKERS: _assignment(everybody.values()), **assignments}, complete, usable)
 
 
 def _assignment(workers: Iterable[KnownWorker]) -> Assignment:
     known = tuple(workers)
-    content = "\n".join(f"{worker.endpoint} {worker.ready:d}" for worker in known)
+    content = "\n".join(f"{worker.endpoint} {worker.health.name}" for worker in known)
     return Assignment(xxhash.xxh3_64_hexdigest(content.encode()), known)
 
 

@@ -1,11 +1,12 @@
 import asyncio
 
 from extproc.pb import discovery_pb2 as pb
-from extproc.protocol.endpoint_discovery import ALL_WORKERS, ASSIGNMENT_TYPE, KnownWorker, snapshot
+from extproc.protocol.endpoint_discovery import ALL_WORKERS, ASSIGNMENT_TYPE, Health, KnownWorker, snapshot
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.waiting import until
 
-DOWN = KnownWorker("[fd00::7]:8001", ready=False)
+DOWN = KnownWorker("[fd00::7]:8001", Health.UNHEALTHY)
+SLOW = KnownWorker("10.0.0.2:8000", Health.DEGRADED)
 UP = KnownWorker("10.0.0.1:8000")
 
 
@@ -33,12 +34,16 @@ def entries(resource):
 
 async def test_a_stream_gets_the_list_and_every_change():
     async with running(RecordingRouting()) as host:
-        host.eds.set(known(UP, DOWN))
+        host.eds.set(known(UP, DOWN, SLOW))
         call = host.endpoints()
         await call.write(request(ALL_WORKERS))
         first = await call.read()
         assert first.type_url == ASSIGNMENT_TYPE
-        expected = [("10.0.0.1", 8000, "HEALTHY"), ("fd00::7", 8001, "UNHEALTHY")]
+        expected = [
+            ("10.0.0.1", 8000, "HEALTHY"),
+            ("fd00::7", 8001, "UNHEALTHY"),
+            ("10.0.0.2", 8000, "DEGRADED"),
+        ]
         assert entries(first.resources[0]) == (ALL_WORKERS, expected)
         await call.write(request(ALL_WORKERS, version=first.version_info, nonce=first.nonce))
         host.eds.set(known())

@@ -74,8 +74,12 @@ async def test_a_worker_whose_page_is_slow_while_others_are_ready(watched):
     out_of_time(watched, 1)
     (one,) = warnings(seen(watched, scrape_errors={worker(1).endpoint: "/metrics did not arrive"}))
     assert (one.severity, one.subject) == (Severity.BAD, str(worker(1)))
-    assert "gets no requests" in one.text
+    assert "gets only requests that no ready worker may serve" in one.text
     assert "did not arrive" in one.cause
+    for _ in range(3):
+        watched.router.on_scrape_failure(worker(1).endpoint)
+    (one,) = warnings(seen(watched))
+    assert "gets no requests" in one.text
 
 
 async def test_a_pool_in_which_all_are_a_last_resort_is_said_to_be_served(watched):

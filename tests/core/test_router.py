@@ -17,7 +17,7 @@ from extproc.core.policies import POLICIES
 from extproc.core.rollout import Mode
 from extproc.core.router import Router, RouterSettings
 from extproc.core.types import AllBlocksCleared, Completion, EngineMetrics, Member, Outcome, Reason
-from tests.support.core import BLOCK, hashes, members, metrics, request, stored, worker
+from tests.support.core import BLOCK, NAMESPACE, hashes, members, metrics, request, stored, worker
 
 DONE = Completion(Outcome.FINISHED)
 
@@ -300,13 +300,46 @@ def test_who_serves_as_a_last_resort_does_so_among_many():
         out_of_time(router, n)
     assert router.schedule(request(PROMPT), 9.0).considered == 20
     subset = frozenset(worker(n).endpoint for n in slow)
-    with pytest.raises(NoEndpointError):
-        router.schedule(request(PROMPT, subset=subset), 9.0)
-    for n in range(0, 40, 2):
-        out_of_time(router, n)
-    resort = router.schedule(request(PROMPT, subset=subset), 9.0)
-    assert resort.considered == 20
-    assert {c.worker.endpoint for c in resort.candidates} <= subset
+    for _ in range(2):
+        resort = router.schedule(request(PROMPT, subset=subset), 9.0)
+        assert resort.considered == 20
+        assert {c.worker.endpoint for c in resort.candidates} <= subset
+        for n in range(0, 40, 2):
+            out_of_time(router, n)
+
+
+def with_adapter(adapter="law", **fields):
+    return request(PROMPT, namespace=NAMESPACE._replace(adapter=adapter), **fields)
+
+
+def test_those_that_have_an_adapter_serve_it_as_a_last_resort():
+    """The others would say that there is no such model."""
+    router = make_router(3)
+    for n in range(3):
+        router.on_models(worker(n).endpoint, None, ["law"] if n else [])
+    out_of_time(router, 1)
+    assert [c.worker for c in router.schedule(with_adapter(), 9.0).candidates] == [worker(2)]
+    out_of_time(router, 2)
+    found = router.schedule(with_adapter(), 9.0).candidates
+    assert {c.worker for c in found} == {worker(1), worker(2)}
+    only = frozenset({worker(2).endpoint})
+    assert [c.worker for c in router.schedule(with_adapter(subset=only), 9.0).candidates] == [worker(2)]
+    assert [c.worker for c in router.schedule(request(PROMPT), 9.0).candidates] == [worker(0)]
+    # One that refuses connections is none, and an adapter that nobody has is for whoever is ready to refuse.
+    for _ in range(3):
+        router.on_scrape_failure(worker(1).endpoint)
+    assert [c.worker for c in router.schedule(with_adapter(), 9.0).candidates] == [worker(2)]
+    assert [c.worker for c in router.schedule(with_adapter("tax"), 9.0).candidates] == [worker(0)]
+
+
+def test_nobody_who_may_serve_a_request_is_reached():
+    router = make_router(3)
+    for n in (0, 1):
+        for _ in range(3):
+            router.on_scrape_failure(worker(n).endpoint)
+    subset = frozenset({worker(0).endpoint, worker(1).endpoint})
+    with pytest.raises(NoEndpointError, match="none of the 2 workers of pool 'default' that may serve it"):
+        router.schedule(request(PROMPT, subset=subset), 1.0)
 
 
 def test_pitfall_57_no_load_is_charged_without_a_pick():

@@ -9,7 +9,7 @@ from extproc.core.policies import POLICIES
 from extproc.core.router import Router
 from extproc.core.saturation import Full, RoomSettings, Saturation
 from extproc.core.types import Completion, Outcome
-from tests.support.core import COSTS, members, metrics, request, worker
+from tests.support.core import COSTS, NAMESPACE, members, metrics, request, worker
 
 NONE = RoomSettings(max_queue_ms=None, max_kv_usage=None)
 
@@ -98,6 +98,26 @@ def test_memory_is_what_requests_hold_by_now():
     assert fleet.why() is Full.MEMORY
     fleet.end(lease)
     assert fleet.room()
+
+
+def test_who_may_serve_as_a_last_resort_has_room_or_not():
+    fleet = Fleet(3, RoomSettings(None, None, max_requests=1))
+    router, law = fleet.router, NAMESPACE._replace(adapter="law")
+    for n in (0, 1):
+        for began in (1.0, 4.0, 7.0):
+            router.on_page_failure(worker(n).endpoint, began, slow=True)
+        router.on_models(worker(n).endpoint, None, ["law"])
+    router.on_models(worker(2).endpoint, None, [])
+    only = frozenset({worker(0).endpoint})
+    assert fleet.room(9.0, subset=only)
+    router.schedule(request(subset=only), 9.0)
+    assert not fleet.room(9.0, subset=only)
+    ask = request(namespace=law)
+    assert fleet.saturation.uncapped(ask, 9.0) == {worker(1).endpoint}
+    router.schedule(ask, 9.0)
+    assert not fleet.room(9.0, namespace=law)
+    assert fleet.room(9.0)
+    assert fleet.saturation.uncapped(request(), 9.0) == {worker(2).endpoint}
 
 
 def test_blocks_are_of_the_configured_size_until_the_engine_tells():

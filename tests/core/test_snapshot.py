@@ -117,6 +117,7 @@ def test_it_shows_trouble_where_it_is():
     assert (zero.faults.unknown_removes, zero.faults.orphans) == (2, 2)
     assert not any(one.faults)
     assert (one.ready, two.ready, two.scrape_failures) == (True, False, 3)
+    assert (one.reached, two.reached) == (True, False)
 
 
 def test_it_shows_who_serves_only_because_nobody_else_is_ready():
@@ -127,6 +128,7 @@ def test_it_shows_who_serves_only_because_nobody_else_is_ready():
     found = snapshot(router, 9.0).workers
     assert [one.ready for one in found] == [False, True, True]
     assert [one.last_resort for one in found] == [False, True, True]
+    assert [one.reached for one in found] == [True, True, True]
     assert [one.scrape_failures for one in found] == [3, 3, 3]
     router.on_metrics(worker(0).endpoint, {0: metrics()}, 10.0)
     found = snapshot(router, 10.0).workers

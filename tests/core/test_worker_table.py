@@ -144,13 +144,17 @@ def test_where_nobody_is_ready_the_slow_serve_then_those_whose_pages_are_broken_
     assert ready(table, 19.0) == [worker(3)]  # the connection is forgiven; its page is as slow as before
 
 
-def test_a_subset_is_served_by_those_of_it_that_others_are_sent_to():
+def test_those_of_a_subset_serve_it_as_a_last_resort_while_others_are_ready():
     table = table_of(3)
     slow(table, 0, 1.0, 4.0, 7.0)
     refusing(table, 1)
     assert ready(table, 9.0) == [worker(2)]
     only = [frozenset({worker(n).endpoint for n in numbers}) for numbers in ((0, 1), (1,), (0, 1, 2))]
-    assert [ready(table, 9.0, subset) for subset in only] == [[], [], [worker(2)]]
+    assert [ready(table, 9.0, subset) for subset in only] == [[worker(0)], [], [worker(2)]]
+    broken(table, 1)  # it accepts connections again, and is the last of them to be taken
+    assert [ready(table, 9.0, subset) for subset in only] == [[worker(0)], [worker(1)], [worker(2)]]
+    table.on_connect_failure(worker(1).endpoint, 9.0)
+    assert [ready(table, 9.0, subset) for subset in only] == [[worker(0)], [], [worker(2)]]
     slow(table, 2, 1.0, 4.0, 7.0)
     assert [ready(table, 9.0, subset) for subset in only] == [[worker(0)], [], [worker(0), worker(2)]]
 
@@ -178,7 +182,7 @@ def test_where_all_are_slow_who_has_served_something_is_not_left_with_everything
     # Where the page of one can be read, the others have to show that they serve.
     table.on_metrics(worker(0).endpoint, {0: metrics()}, 10.0)
     assert ready(table, 10.0) == everybody[:2]
-    assert ready(table, 10.0, frozenset({worker(1).endpoint, worker(2).endpoint})) == everybody[1:2]
+    assert ready(table, 10.0, frozenset({worker(1).endpoint, worker(2).endpoint})) == everybody[1:]
     # One that is ready is left when its page cannot be read any more either.
     for began in (10.0, 13.0, 16.0):
         table.on_served(worker(0).endpoint, began + 1.0)
@@ -254,8 +258,9 @@ def test_whatever_is_heard_requests_go_to_the_fittest_that_were_reached(history)
         fit = {m: expected(told[m], now, 3, 4.0) for m in told}
         assert [table.readiness(table.get(worker(m)), now) for m in told] == [one for one, _ in fit.values()]
         assert ready(table, now) == [worker(m) for m in usable(fit)]
-        subset = frozenset(worker(m).endpoint for m in (0, 2))
-        assert ready(table, now, subset) == [worker(m) for m in usable(fit) if m != 1]
+        part = {m: fit[m] for m in (0, 2)}
+        subset = frozenset(worker(m).endpoint for m in part)
+        assert ready(table, now, subset) == [worker(m) for m in usable(part)]
 
 
 def test_an_unreachable_worker_is_out_until_a_scrape_succeeds():

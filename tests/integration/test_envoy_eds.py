@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings, bootstrap
-from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
-from extproc.protocol.ext_proc_messages import PassThrough
+from extproc.protocol.endpoint_discovery import Health, KnownWorker, snapshot
+from extproc.protocol.ext_proc_messages import PassThrough, Route
 from extproc.sim.time_model import TimeModel
 from tests.support.envoy import on_loopback
 from tests.support.full_stack import FullStack
@@ -22,6 +22,7 @@ from tests.support.sim_engine import SimEngine
 pytestmark = pytest.mark.envoy
 
 SLOW = TimeModel(base_ms=10.0, prefill_ms_per_token=0.001)
+UP, DEGRADED, DOWN = Health
 
 
 def known(*workers, complete=True, usable=False):
@@ -43,17 +44,32 @@ async def until_served_by(client, envoy, expected, deadline_s=30.0):
         assert time.monotonic() < end, f"still {last}, not {expected}"
 
 
+async def workers_in(envoy):
+    """(endpoint, health as told) of each worker that Envoy knows, sorted."""
+    url = f"http://{envoy.admin}/clusters?format=json"
+    async with aiohttp.ClientSession() as client, client.get(url) as reply:
+        clusters = (await reply.json(content_type=None))["cluster_statuses"]
+    (workers,) = (one for one in clusters if one["name"] == "workers")
+    found = []
+    for host in workers.get("host_statuses", ()):
+        where = host["address"]["socket_address"]
+        health = host["health_status"]["eds_health_status"]
+        found.append((f"{where['address']}:{where['port_value']}", health))
+    return sorted(found)
+
+
 async def until_known(envoy, *endpoints, deadline_s=30.0):
     """Envoy has heard that these are the workers, and no others: it learns it after the router."""
-    end, known = time.monotonic() + deadline_s, None
-    async with aiohttp.ClientSession() as client:
-        while known != set(endpoints):
-            assert time.monotonic() < end, f"still {known}"
-            async with client.get(f"http://{envoy.admin}/clusters?format=json") as reply:
-                clusters = (await reply.json(content_type=None))["cluster_statuses"]
-            (workers,) = (one for one in clusters if one["name"] == "workers")
-            addresses = [one["address"]["socket_address"] for one in workers.get("host_statuses", ())]
-            known = {f"{one['address']}:{one['port_value']}" for one in addresses}
+    end = time.monotonic() + deadline_s
+    while (known := [endpoint for endpoint, _ in await workers_in(envoy)]) != sorted(endpoints):
+        assert time.monotonic() < end, f"still {known}"
+
+
+async def until_health(envoy, *health, deadline_s=30.0):
+    """Envoy has heard that its workers are so, in any order."""
+    end = time.monotonic() + deadline_s
+    while (told := sorted(one for _, one in await workers_in(envoy))) != sorted(health):
+        assert time.monotonic() < end, f"still {told}"
 
 
 async def test_a_worker_comes_and_goes_under_load_without_a_failed_request(tmp_path):
@@ -177,19 +193,60 @@ async def test_envoys_own_balancing_avoids_workers_that_are_not_ready(start_envo
     async with (
         Upstream() as one,
         Upstream() as two,
+        Upstream() as three,
         aiohttp.ClientSession() as client,
         running(RecordingRouting(PassThrough())) as host,
     ):
-        host.eds.set(known(KnownWorker(one.endpoint, ready=False), KnownWorker(two.endpoint)))
+
+        def told(*health):
+            endpoints = (one.endpoint, two.endpoint, three.endpoint)
+            return known(*map(KnownWorker, endpoints, health))
+
+        async def all_of(*upstreams):
+            """These are chosen, and nobody else."""
+            chosen, wanted = set(), {upstream.endpoint for upstream in upstreams}
+            for _ in range(1000):
+                chosen.add(await served_by(client, envoy))
+                if len(chosen) == len(wanted):
+                    break
+            chosen |= {await served_by(client, envoy) for _ in range(20)}
+            assert chosen == wanted
+
+        host.eds.set(told(DOWN, UP, UP))
         envoy = await start_envoy(EnvoySettings(workers=EdsServiceWorkers(), routers=(host.server.address,)))
-        assert {await served_by(client, envoy) for _ in range(20)} == {two.endpoint}
+        await all_of(two, three)
+        host.eds.set(told(DEGRADED, UP, UP))
+        await until_health(envoy, "DEGRADED", "HEALTHY", "HEALTHY")
+        await all_of(two, three)
+        host.eds.set(told(DEGRADED, UP))
+        await until_health(envoy, "DEGRADED", "HEALTHY")
+        await all_of(two)
+        # Few are healthy: those that are reached help them, and who is down does not.
+        host.eds.set(told(DEGRADED, UP, DOWN))
+        await until_health(envoy, "DEGRADED", "HEALTHY", "UNHEALTHY")
+        await all_of(one, two)
         # All down: better a worker that may be alive than none.
-        host.eds.set(known(KnownWorker(one.endpoint, ready=False), KnownWorker(two.endpoint, ready=False)))
-        for _ in range(1000):
-            if await served_by(client, envoy) == one.endpoint:
-                break
-        else:
-            raise AssertionError("Envoy did not fall back to all workers")
+        host.eds.set(told(DOWN, DOWN))
+        await until_health(envoy, "UNHEALTHY", "UNHEALTHY")
+        await all_of(one, two)
+
+
+async def test_a_worker_that_is_named_is_taken_however_it_is(start_envoy):
+    """Requests that only it may serve are its, whatever keeps it out of Envoy's own balancing."""
+    routing = RecordingRouting()
+    async with (
+        Upstream() as one,
+        Upstream() as two,
+        aiohttp.ClientSession() as client,
+        running(routing) as host,
+    ):
+        routing.answer = Route((one.endpoint,), "lease-1")
+        host.eds.set(known(KnownWorker(one.endpoint, DEGRADED), KnownWorker(two.endpoint)))
+        envoy = await start_envoy(EnvoySettings(workers=EdsServiceWorkers(), routers=(host.server.address,)))
+        assert [await served_by(client, envoy) for _ in range(10)] == [one.endpoint] * 10
+        host.eds.set(known(KnownWorker(one.endpoint, DOWN), KnownWorker(two.endpoint)))  # heard only now
+        await until_health(envoy, "HEALTHY", "UNHEALTHY")
+        assert [await served_by(client, envoy) for _ in range(10)] == [one.endpoint] * 10
 
 
 async def test_a_cluster_may_have_the_workers_of_one_pool(start_envoy):

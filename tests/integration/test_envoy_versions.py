@@ -6,7 +6,7 @@ from aiohttp import web
 
 from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings, parse_version
 from extproc.core.types import Outcome
-from extproc.protocol.endpoint_discovery import KnownWorker, snapshot
+from extproc.protocol.endpoint_discovery import Health, KnownWorker, snapshot
 from extproc.protocol.ext_proc_messages import Route
 from tests.adapters.test_envoy_samples import generate
 from tests.support.envoy import OLDER_VERSIONS, older_envoy
@@ -37,7 +37,9 @@ async def test_routing_fallback_usage_and_endpoint_discovery(version, start_envo
         aiohttp.ClientSession() as client,
     ):
         routing.answer = Route((two.endpoint, one.endpoint), "lease-1")
-        host.eds.set(snapshot({"p": [KnownWorker(one.endpoint), KnownWorker(two.endpoint)]}, complete=True))
+        # One that is named is taken even where Envoy's own balancing would leave it out.
+        workers = [KnownWorker(one.endpoint), KnownWorker(two.endpoint, Health.DEGRADED)]
+        host.eds.set(snapshot({"p": workers}, complete=True))
         settings = EnvoySettings(
             workers=EdsServiceWorkers(),
             routers=(host.server.address,),

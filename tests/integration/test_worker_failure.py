@@ -232,7 +232,7 @@ async def test_with_every_metrics_page_too_slow_requests_are_placed_and_served_a
     async with fleet(tmp_path, 2, envoy={"eds": "always"}) as (stack, engines):
         engines[0].faults.metrics_hang = True
         await stack.until(says(stack, engines[0], "not ready"))
-        await until_in_envoy(stack, "HEALTHY", "UNHEALTHY")
+        await until_in_envoy(stack, "HEALTHY", "DEGRADED")
         engines[1].faults.metrics_hang = True
         await stack.until(says(stack, engines[1], "not ready"))
         await until_in_envoy(stack, "HEALTHY", "HEALTHY")
@@ -250,6 +250,39 @@ async def test_with_every_metrics_page_too_slow_requests_are_placed_and_served_a
         await until_in_envoy(stack, "HEALTHY", "UNHEALTHY")
         chosen, _ = await spread(stack)
         assert chosen == {engines[0].endpoint}
+
+
+async def test_a_worker_whose_metrics_page_is_broken_serves_whom_no_other_may_serve(tmp_path):
+    async with SimEngine() as own, SimEngine() as other:
+        settings = {
+            "scrape": BRIEF_SCRAPES,
+            "envoy": {"eds": "always"},
+            "tenants": {
+                "identity": [{"header": "x-tenant"}],
+                "policies": {"pinned": {"workers": [own.endpoint]}},
+                "unknown": {},
+            },
+        }
+        workers = [Worker(e.endpoint, e.kv_events, e.kv_replay) for e in (own, other)]
+        async with FullStack(tmp_path, workers, settings=settings) as stack:
+
+            async def served(tenant):
+                body = {"model": "tiny", "messages": [{"role": "user", "content": "Anybody?"}]}
+                reply = await stack.post("/v1/chat/completions", body, {"x-tenant": tenant})
+                if reply.status != 200:
+                    return reply.status
+                return (await stack.decision(reply.request_id))["served_by"]
+
+            own.faults.metrics_status = 500
+            await stack.until(says(stack, own, "not ready"))
+            await until_in_envoy(stack, "DEGRADED", "HEALTHY")
+            for _ in range(5):
+                assert await served("pinned") == own.endpoint
+                assert await served("anybody") == other.endpoint
+            await own.kill()
+            await until_in_envoy(stack, "HEALTHY", "UNHEALTHY")
+            assert await served("pinned") == 503
+            assert await served("anybody") == other.endpoint
 
 
 async def test_with_every_worker_out_the_answer_is_a_clean_503_that_ends(tmp_path):

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from extproc.protocol.endpoint_discovery import (
     ALL_WORKERS,
     Delta,
+    Health,
     KnownWorker,
     Snapshot,
     StateOfTheWorld,
@@ -30,18 +31,19 @@ def test_there_is_a_list_of_everybody_and_one_for_each_pool():
     assert both.assignments[pool_resource("q")].workers == (B, A)
 
 
-def test_an_endpoint_of_two_pools_is_ready_if_it_is_in_one():
-    down = KnownWorker(A.endpoint, ready=False)
-    for pools in ({"p": [A], "q": [down]}, {"p": [down], "q": [A]}):
-        assert snapshot(pools, complete=True).assignments[ALL_WORKERS].workers == (A,)
+def test_an_endpoint_of_two_pools_is_as_in_the_pool_where_it_is_best():
+    down, slow = (KnownWorker(A.endpoint, health) for health in (Health.UNHEALTHY, Health.DEGRADED))
+    for best, other in ((A, down), (A, slow), (slow, down)):
+        for pools in ({"p": [best], "q": [other]}, {"p": [other], "q": [best]}):
+            assert snapshot(pools, complete=True).assignments[ALL_WORKERS].workers == (best,)
 
 
 def test_equal_content_has_equal_versions_in_every_process():
     assert known(A, B) == known(A, B)
     versions = {known(*ws).assignments[ALL_WORKERS].version for ws in ([], [A], [B], [A, B])}
     assert len(versions) == 4
-    down = KnownWorker(A.endpoint, ready=False)
-    assert known(A).assignments[ALL_WORKERS].version != known(down).assignments[ALL_WORKERS].version
+    as_health = {known(KnownWorker(A.endpoint, h)).assignments[ALL_WORKERS].version for h in Health}
+    assert len(as_health) == 3
 
 
 def test_a_list_is_sent_at_once_and_after_each_change_only():
@@ -126,7 +128,9 @@ def test_delta_does_not_repeat_what_the_client_still_has_unless_it_asks_again():
     assert stream.due(known(A)) is not None
 
 
-workers = st.lists(st.builds(KnownWorker, st.sampled_from(["a:1", "b:2", "c:3"]), st.booleans()), max_size=4)
+workers = st.lists(
+    st.builds(KnownWorker, st.sampled_from(["a:1", "b:2", "c:3"]), st.sampled_from(Health)), max_size=4
+)
 
 
 @given(st.lists(st.tuples(workers, st.booleans()), min_size=1), st.booleans())

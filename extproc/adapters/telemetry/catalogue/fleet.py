@@ -21,7 +21,9 @@ WORKERS_FULL = gauge(
     "Ready workers without room for another request, by what fills them; where requests are held.",
     ("pool", "why"),
 )
-WORKER_READY = gauge("warmroute_worker_ready", ONE, "1 if requests may go there.", WORKER)
+WORKER_READY = gauge(
+    "warmroute_worker_ready", ONE, "1 if requests go there that any worker may serve.", WORKER
+)
 WORKER_LAST_RESORT = gauge(
     "warmroute_worker_last_resort",
     ONE,
