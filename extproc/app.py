@@ -129,6 +129,8 @@ class App(Assembled):
             held=self._held,
             body_limits=config.limits.body(),
         )
+        # What is entered from here on may still tell of ends, or tell peers and disk what is running.
+        self._cleanup.callback(self._stopped)
         self.health = HealthService()
         self.eds = EdsService(self._report)
         self._memory = IndexMemory(self.router, self._clock, self._report)
@@ -369,6 +371,10 @@ class App(Assembled):
                     duty()
                 except Exception:
                     _LOG.exception("%s failed; it is tried again, the others go on", duty.__name__)
+
+    def _stopped(self) -> None:
+        self._later.flush()
+        self.service.stopped()
 
     def _finish_lost(self) -> None:
         self.service.finish(*self.router.tick(self._clock()))

@@ -17,7 +17,7 @@ from extproc.core.types import Completion, Outcome
 from extproc.fleet_watch import FleetWatch
 from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports
 from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 
@@ -263,6 +263,53 @@ async def test_lines_that_were_put_off_are_written_when_it_stops(tmp_path):
             app.service.completed(lease, Completion(Outcome.FINISHED))
         assert not (tmp_path / "decisions.jsonl").read_text()
     assert len((tmp_path / "decisions.jsonl").read_text().splitlines()) == 20
+
+
+async def test_requests_that_are_open_when_it_stops_have_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("extproc.adapters.deferred.DELAY_S", 3600.0)  # what is put off is done at the end
+    kept = {"journal": {"path": str(tmp_path / "journal")}}
+    async with SimEngine() as engine, Running(settings(tmp_path, engine, **kept)) as app:
+        ended, told_late, _ = [(await app.ask()).lease_id for _ in range(3)]
+        app.service.completed(ended, Completion(Outcome.FINISHED))
+        app._later.add(lambda: app.service.completed(told_late, Completion(Outcome.CANCELLED)))
+    entries = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert [(entry["outcome"], entry["details"]) for entry in entries] == [
+        ("finished", None),
+        ("cancelled", None),
+        ("lost", "the router stopped"),
+    ]
+    assert await asyncio.to_thread(main, ["replay", str(tmp_path / "journal")]) == 0
+
+
+async def test_a_replica_that_stops_does_not_tell_that_its_open_requests_are_over(tmp_path):
+    """Their workers go on with them."""
+    ports = free_ports(2)
+
+    def replica(number):
+        peers = {
+            "name": f"replica-{number}",
+            "listen": f"127.0.0.1:{ports[number]}",
+            "static": [f"127.0.0.1:{ports[1 - number]}"],
+            "interval_s": 0.001,
+            "fade_after_s": 600.0,
+            "gone_after_s": 1200.0,
+        }
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return Running(settings(folder, engine, peers=peers, admin={"listen": ""}))
+
+    async with SimEngine() as engine, replica(0) as stays:
+        async with replica(1) as stops:
+            (state,) = stays.router.table.all()
+
+            def told():
+                return stays.router.peers.load(state.id, stays._clock()).sequences
+
+            for _ in range(3):
+                await stops.ask()
+            await until(lambda: told() == 3)
+        assert told() == 3
+        assert (tmp_path / "1" / "decisions.jsonl").read_text().count('"the router stopped"') == 3
 
 
 async def test_the_admin_servers_token_is_read_from_its_file(tmp_path):

@@ -161,10 +161,14 @@ async def test_workers_come_and_go_with_their_file(tmp_path):
             new.replace(members)
             await until(app.says(f"worker {one.endpoint} left"))
             assert [state.id.endpoint for state in app.router.table.all()] == [two.endpoint]
-            assert (await app.ask()).endpoints == (two.endpoint,)
+            open_there = await app.ask()
+            assert open_there.endpoints == (two.endpoint,)
             app.service.completed(route.lease_id, Completion(Outcome.FINISHED))  # it was drained
     entries = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
-    assert [entry["outcome"] for entry in entries] == ["finished"]
+    assert [(entry["selected_worker"], entry["outcome"]) for entry in entries] == [
+        (one.endpoint, "finished"),
+        (two.endpoint, "lost"),
+    ]
 
 
 async def test_an_event_address_that_cannot_be_right_costs_one_worker_its_events_only(tmp_path):

@@ -20,7 +20,7 @@ from extproc.adapters.telemetry.stages import DECIDE, Stages
 from extproc.core.destinations import named_rank
 from extproc.core.errors import NoEndpointError
 from extproc.core.model_catalog import ModelCatalog
-from extproc.core.outcomes import Released
+from extproc.core.outcomes import STOPPED, Released
 from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
 from extproc.core.types import Completion, Decision, Outcome, RoutingRequest
@@ -217,6 +217,11 @@ class WarmRoutingService:
             self._telemetry.finished(one)
             self._log.write(one)
         self._look_for_room()
+
+    def stopped(self) -> None:
+        """Nothing more is heard, and nobody is told of loads any more: log what is open as it is."""
+        for lease in self._router.unfinished():
+            self.completed(lease.id, STOPPED)
 
     # --- inside ------------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ from extproc.core.types import Completion, Outcome
 
 _BAD_STATUS = 400
 
+STOPPED = Completion(Outcome.LOST, details="the router stopped")
+"""How requests end that are open when the router stops: it will not hear of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Released:
@@ -45,6 +48,11 @@ class Released:
         if predicted is None or actual is None or self.lease.sequences != 1:
             return None
         return predicted == actual
+
+
+def is_leak(completion: Completion) -> bool:
+    """Whether load was written off because somebody who should have told of its end did not."""
+    return completion.outcome is Outcome.LOST and completion.details != STOPPED.details
 
 
 def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:

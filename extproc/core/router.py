@@ -320,6 +320,10 @@ class Router:
         """Whether any access log stream is open."""
         self._access_log_open = is_open
 
+    def unfinished(self) -> tuple[Lease, ...]:
+        """Leases of all requests that may be running: on members, on workers that left, and observed ones."""
+        return (*self.ledger, *self.departed, *self.observed)
+
     def release(self, lease_id: str, completion: Completion, now: float) -> Released | None:
         """End a request: give back its load and learn from it. None when it had ended before."""
         self._candidates.settle()
@@ -504,7 +508,7 @@ class Router:
         self._sent.tick(now)
         self.peers.tick(now)
         self.peer_prefixes.tick(now)
-        expired = [lease.id for lease in self._all_unfinished() if lease.expires_at <= now]
+        expired = [lease.id for lease in self.unfinished() if lease.expires_at <= now]
         return self._release_lost(expired, "no access log entry came", now)
 
     def quote(self, request: RoutingRequest, worker: WorkerId, now: float) -> Candidate | None:
@@ -562,9 +566,6 @@ class Router:
     def _unfinished(self, lease_id: str) -> Lease | None:
         """The lease of a request that may be running, on a member or not."""
         return self.ledger.get(lease_id) or self.departed.get(lease_id)
-
-    def _all_unfinished(self) -> tuple[Lease, ...]:
-        return (*self.ledger, *self.departed, *self.observed)
 
     def _release_departed(self, lease_id: str, completion: Completion, now: float) -> Released | None:
         """End a request whose worker has left: nothing is given back, and only its lengths are learned."""

@@ -365,7 +365,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the client left
     FAILED = "failed"  # the worker failed after accepting it
     REJECTED = "rejected"  # never reached a worker
-    LOST = "lost"  # no signal ever came; released by the safety net
+    LOST = "lost"  # its end was never told: written off by the safety net, or because the router stopped
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ INPUTS = (
 )
 """Methods of `Router` that change it. An entry names its method by its place here: add at the end."""
 
-READS = frozenset({"block_size", "destinations", "eligible", "quote", "tell"})
+READS = frozenset({"block_size", "destinations", "eligible", "quote", "tell", "unfinished"})
 """Methods of `Router` that change nothing."""
 
 Entry = list[Any]

@@ -219,6 +219,30 @@ async def test_pitfall_58_a_stream_that_ends_gives_its_lease_a_little_time(make,
     assert len(service.router.ledger) == 0
 
 
+async def test_what_is_open_when_the_router_stops_has_its_line_and_no_second_one(make):
+    service = make(members=2)
+    finished, left, stays = [await service.routed() for _ in range(3)]
+    service.finish(finished)
+    service.join([member for member in service.members if member.endpoint != left.worker.endpoint])
+    service.service.stopped()
+    entries = service.log()
+    assert [entry["outcome"] for entry in entries] == ["finished", "lost", "lost"]
+    assert [entry["details"] for entry in entries[1:]] == ["the router stopped"] * 2
+    assert sorted(entry["selected_worker"] for entry in entries[1:]) == sorted(
+        str(lease.worker) for lease in (left, stays)
+    )
+    service.finish(stays)
+    service.service.stopped()
+    assert len(service.log()) == 3
+
+
+async def test_what_the_gateway_has_placed_and_is_open_when_the_router_stops_has_its_line(make):
+    service = make(rollout=Rollout(mode=Mode.OBSERVE))
+    assert isinstance(await service.ask(), Route)
+    service.service.stopped()
+    assert [(entry["mode"], entry["outcome"]) for entry in service.log()] == [("observe", "lost")]
+
+
 async def test_while_an_access_log_is_open_a_stream_that_ends_waits_for_its_entry(make):
     service = make()
     service.service.access_log_streams(1)

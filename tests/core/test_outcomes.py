@@ -1,7 +1,7 @@
 import pytest
 
 from extproc.core.load_ledger import LoadLedger
-from extproc.core.outcomes import Released, suspects
+from extproc.core.outcomes import STOPPED, Released, is_leak, suspects
 from extproc.core.types import Completion, Outcome
 from tests.support.core import decision, worker
 
@@ -28,6 +28,12 @@ def lease_on(n=0, **fields):
 )
 def test_who_is_suspected(completion, expected):
     assert suspects(lease_on(0), completion) == expected
+
+
+def test_what_a_stop_cuts_off_is_no_leak():
+    assert is_leak(Completion(Outcome.LOST, details="no access log entry came"))
+    assert not is_leak(STOPPED)
+    assert not is_leak(Completion(Outcome.FAILED))
 
 
 def test_batches_are_not_compared():

@@ -94,13 +94,19 @@ async def test_a_stalled_router_delays_requests_and_fails_none(tmp_path):
         await stack.until_idle()
 
 
-async def test_a_router_that_is_asked_to_stop_cuts_no_stream(tmp_path):
+async def test_a_router_that_is_asked_to_stop_cuts_no_stream_and_has_a_line_of_each(tmp_path):
     async with fleet(tmp_path) as (stack, engines):
         streams = [
             asyncio.create_task(stack.chat(f"{n}", stream=True, max_tokens=TOKENS, ignore_eos=True))
             for n in range(10)
         ]
         await until_all_run(stack, engines, 10)
+        for engine in engines:
+            engine.pause()
         assert await stack.router.stop(grace=20) == 0
+        for engine in engines:
+            engine.resume()
         for reply in await asyncio.gather(*streams):
             assert (reply.status, reply.usage["completion_tokens"]) == (200, TOKENS)
+            entry = stack.log_entries()[reply.request_id]
+            assert (entry["outcome"], entry["details"]) == ("lost", "the router stopped")

@@ -9,7 +9,7 @@ from extproc.adapters.telemetry.labels import FewValues, ServedModels
 from extproc.adapters.telemetry.stages import HOLD, TOTAL, Stages
 from extproc.adapters.telemetry.tally import Tally
 from extproc.core.kv_lifetimes import Evictions
-from extproc.core.outcomes import Released
+from extproc.core.outcomes import Released, is_leak
 from extproc.core.types import Candidate, Completion, Decision, Outcome, Reason, ShadowChoice
 
 _MS = 1000.0
@@ -100,7 +100,7 @@ class RequestMetrics(Tally):
             self.add(requests.TIMEOUTS, 1.0, *group)
         if completion.attempts is not None and completion.attempts > 1:
             self.add(requests.RETRIES, completion.attempts - 1, pool)
-        if completion.outcome is Outcome.LOST:
+        if is_leak(completion):
             self.add(requests.LEASES_LOST, 1.0, pool)
         if completion.duration_ms is not None:
             seconds = completion.duration_ms / _MS

@@ -5,6 +5,7 @@ from extproc.adapters.telemetry.labels import ServedModels
 from extproc.adapters.telemetry.request_metrics import RequestMetrics, timed_out, ttft_error_ms, warmth
 from extproc.adapters.telemetry.stages import Stages
 from extproc.core.kv_lifetimes import Evictions
+from extproc.core.outcomes import STOPPED
 from extproc.core.rollout import Mode
 from extproc.core.types import Completion, Normalization, Outcome, Reason
 from tests.adapters.telemetry.values import Clock, decision, released
@@ -188,6 +189,9 @@ def test_ends_are_counted_by_outcome_with_retries_losses_and_time_limits(metrics
     value = registry.get_sample_value
     assert value("warmroute_leases_lost_total", {"pool": "default"}) == 0
     metrics.finished(released(outcome=Outcome.LOST, duration_ms=None, status=None, details="gone"))
+    stopped = {"details": STOPPED.details, "duration_ms": None, "status": None}
+    metrics.finished(released(outcome=STOPPED.outcome, **stopped))  # no leak that anybody could mend
+    assert value("warmroute_requests_total", {**TOKENS, "outcome": "lost"}) == 2
     metrics.finished(released(outcome=Outcome.FAILED, status=504, attempts=3))
     assert value("warmroute_leases_lost_total", {"pool": "default"}) == 1
     assert value("warmroute_retries_total", {"pool": "default"}) == 2
