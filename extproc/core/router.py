@@ -315,6 +315,8 @@ class Router:
         reserved = lease.reserved if alike else ()
         self._sent.move(lease, there.id, reserved)
         self.ledger.move(lease_id, elsewhere, there.generation, reserved, now)
+        if lease.first_token_at is None:
+            self.learned.sent(there.id, elsewhere.uncovered_tokens, self._waiting(there, now), now)
 
     def on_access_log(self, *, is_open: bool) -> None:
         """Whether any access log stream is open."""

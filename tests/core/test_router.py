@@ -522,12 +522,37 @@ def test_a_request_that_came_while_others_waited_for_a_grammar_teaches():
     assert fit.wait_ms(0) + fit.prefill_ms(1000, 0) == pytest.approx(250.0, rel=0.05)
 
 
+def first_token_ms(router):
+    fit = router.learned.ttft.of("default").typical
+    return fit.wait_ms(0) + fit.prefill_ms(1000, 0)
+
+
+@pytest.mark.parametrize(("served_by", "had_first_token"), [(1, False), (0, False), (1, True)])
+def test_what_a_retry_brings_to_a_worker_is_beside_those_that_are_there(served_by, had_first_token):
+    """They wait for its prefill, unless it is over when it is told who serves it."""
+    router = make_router(2)
+    before = first_token_ms(router)
+    here, there = (frozenset({worker(n).endpoint}) for n in (0, 1))
+    for n in range(1, 9):
+        at = n * 10.0
+        alone, comes = (
+            router.schedule(request(range(begin, begin + 1000), stream=True, subset=subset), at)
+            for begin, subset in ((n * 10_000, there), (n * 10_000 + 5000, here))
+        )
+        if had_first_token:
+            router.on_first_token(comes.lease_id, at + 0.05)
+        router.on_served(comes.lease_id, worker(served_by).endpoint, at + 0.1)
+        done = Completion(Outcome.FINISHED, upstream_first_body_ms=500.0, cached_tokens=0, output_tokens=5)
+        router.release(alone.lease_id, done, at + 1.0)
+        router.release(comes.lease_id, Completion(Outcome.CANCELLED), at + 1.0)
+    if served_by == 1 and not had_first_token:
+        assert first_token_ms(router) == before
+    else:
+        assert first_token_ms(router) == pytest.approx(500.0, rel=0.05) != before
+
+
 @pytest.mark.parametrize("scraped_at", [-0.5, 0.1])
 def test_what_a_request_waits_for_memory_is_not_learned_as_the_time_of_prefill(scraped_at):
-    def first_token_ms(router):
-        fit = router.learned.ttft.of("default").coefficients(worker(0))
-        return fit.wait_ms(0) + fit.prefill_ms(1000, 0)
-
     router = make_router(1)
     before = first_token_ms(router)
     for n in range(1, 9):
