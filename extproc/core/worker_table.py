@@ -137,10 +137,12 @@ class WorkerState:
 
 
 class _Fit(NamedTuple):
-    """Workers of a pool by what may be sent there; it holds until then if nothing is heard.
+    """Workers of a pool by what may be sent there.
 
-    `best`: where requests go that any of the pool may serve. `reached`: all that are not out; the same object
-    where there are no others than these.
+    Attributes:
+        until: when to look again, if nothing is heard before.
+        best: where requests go that any of the pool may serve.
+        reached: all that are not out.
     """
 
     until: float
@@ -332,9 +334,7 @@ class WorkerTable:
     def fittest(self, pool: str, states: Sequence[WorkerState], now: float) -> Sequence[WorkerState]:
         """Of some of `pool` that are reached, where requests go that only these may serve: see the module."""
         fit = self._fit(pool, now)
-        if states is fit.reached:
-            return fit.best
-        return states if fit.best is fit.reached else self._best(states)
+        return fit.best if states is fit.reached else self._best(states)
 
     def _fit(self, pool: str, now: float) -> _Fit:
         fit = self._ready.get(pool, _NOTHING_KNOWN)
@@ -350,28 +350,24 @@ class WorkerTable:
             if state.unreachable_since is not None and now - state.unreachable_since < self.unreachable_s
         )
         reached = [state for state in members if self.readiness(state, now) is not Readiness.OUT]
-        best = self._best(reached)
-        return _Fit(min(back, default=math.inf), best, best if len(best) == len(reached) else reached)
+        return _Fit(min(back, default=math.inf), self._best(reached), reached)
 
     def _best(self, reached: Sequence[WorkerState]) -> list[WorkerState]:
         """Of workers that are not out, those that are sent requests that only these may serve."""
         ready, slow, unreadable = [], [], []
-        some_read = False
+        some_read, limit, no_page = False, self.failure_limit, Readiness.UNREADABLE
         for state in reached:
-            readiness, is_read = self._by_scrapes(state), self._read(state)
-            if readiness is Readiness.UNREADABLE:
-                unreadable.append(state)
-                continue
-            if readiness is Readiness.READY:
+            if state.strikes < limit:
                 ready.append(state)
-                some_read |= is_read
-            if not is_read:
+                if state.scrape_failures < limit:
+                    some_read = True
+                else:
+                    slow.append(state)
+            elif state.failed_as is no_page:
+                unreadable.append(state)
+            else:
                 slow.append(state)
         return ready if some_read else slow or unreadable
-
-    def _read(self, state: WorkerState) -> bool:
-        """Whether its page can be read, but for a few times."""
-        return state.scrape_failures < self.failure_limit
 
     def why_none_is_ready(self, pool: str, subset: frozenset[str] | None) -> str:
         """What to tell whoever finds `ready` empty."""
