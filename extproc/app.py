@@ -71,6 +71,7 @@ class App(Assembled):
         self._clock = time.monotonic
         self.server: GrpcServer | None = None
         self.admin: AdminServer | None = None
+        self._started = False
 
     @property
     def address(self) -> str:
@@ -195,7 +196,7 @@ class App(Assembled):
         snapshot = self.config.peers.snapshot
         if snapshot.path is not None:
             writer = SnapshotWriter(snapshot.path, snapshot.interval_s, self._known, self._report)
-            self._cleanup.push_async_callback(writer.write)
+            self._cleanup.push_async_callback(self._last_snapshot, writer)
             self._cleanup.push_async_callback(_cancel, asyncio.create_task(writer.run(), name="snapshot"))
 
     def _known(self) -> AsyncGenerator[bytes, None]:
@@ -236,6 +237,10 @@ class App(Assembled):
             self._journal = Journal(kept.path, header, round(kept.max_mb * 1e6), kept.keep, self._report)
             self._cleanup.callback(self._journal.close)
             self.router = self._journal.build(policies, self._new_ticket)
+
+    async def _last_snapshot(self, writer: SnapshotWriter) -> None:
+        if self._started:  # else the one that is there is better, or another router's
+            await writer.write()
 
     def _ready_worker(self, pool: str) -> str | None:
         """Where a worker of a pool is asked to tokenize; None: none is ready."""
@@ -298,6 +303,7 @@ class App(Assembled):
         await self._start_admin(access_log.counters)
         if self._journal is not None:
             self._journal.open()
+        self._started = True
         also = "" if place.count == 1 else f" and, with the others, on {config.listen}"
         self._report(f"listening on {self.server.address}{also}")
 

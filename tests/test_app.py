@@ -160,10 +160,35 @@ async def test_a_second_start_on_the_same_port_leaves_the_first_ones_files_alone
                     pytest.fail("it must not start")
             assert (tmp_path / "journal").stat().st_ino == before
             assert not (tmp_path / "journal.1").exists()
-            assert late or not (tmp_path / "snapshot").exists()  # that of the second, which knows nothing
+            assert not (tmp_path / "snapshot").exists()  # that of the second, which knows nothing
             await first.ask()
         async with Running(config):
             assert (tmp_path / "journal.1").stat().st_ino == before
+
+
+async def test_a_start_that_fails_late_leaves_the_snapshot_alone(tmp_path):
+    kept = {"peers": {"snapshot": {"path": str(tmp_path / "snapshot")}}}
+    async with SimEngine() as engine:
+        async with Running(settings(tmp_path, engine, **kept)):
+            pass
+        before = (tmp_path / "snapshot").stat().st_ino
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            admin = {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}
+            with pytest.raises(WarmrouteError, match="admin"):
+                async with Running(settings(tmp_path, engine, admin=admin, **kept)):
+                    pytest.fail("it must not start")
+        assert (tmp_path / "snapshot").stat().st_ino == before
+
+
+async def test_a_journal_that_cannot_be_written_is_said_before_anybody_is_served(tmp_path):
+    async with SimEngine() as engine:
+        app = App(settings(tmp_path, engine, journal={"path": str(tmp_path / "nowhere" / "journal")}), print)
+        with pytest.raises(WarmrouteError, match="cannot write the journal"):
+            async with app:
+                pytest.fail("it must not start")
+        assert app.server is None
 
 
 async def test_before_it_starts_it_has_no_address(tmp_path):

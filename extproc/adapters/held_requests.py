@@ -51,6 +51,7 @@ _NOT_HELD = frozenset({"method", "path"})  # causes of load-only routing: nothin
 _MOST_RETRY_S = 60
 _AT_ONCE = 16  # requests that go in one turn of the loop
 _LEFT = "warmroute_left_while_held"
+_NOBODYS = "\0"  # in the place of an adapter
 
 
 @dataclass(slots=True)
@@ -181,7 +182,7 @@ class HeldRequests:
             size=ask.size,
             arrived_at=now,
             leave_by=now + self._patience_s(ask, now),
-            place=(request.subset, self._router.adapters.having(request.namespace.adapter)),
+            place=(request.subset, self._line_of(request.namespace.adapter)),
         )
         held = self._held[entry.id] = _Held(ask, entry, asyncio.get_running_loop().create_future())
         try:
@@ -193,6 +194,10 @@ class HeldRequests:
             self._release_lost(now)
             return held if held.answer.done() else None
         return held
+
+    def _line_of(self, adapter: str | None) -> str | None:
+        """Each adapter that is anywhere has a line; names that clients make up are one line all together."""
+        return adapter if adapter is None or self._router.adapters.known(adapter) else _NOBODYS
 
     def _line_up(self, queue: AdmissionQueue, entry: Waiting, now: float) -> None:
         wait_s = queue.wait_s(entry.tenant, entry.priority, entry.weight, now)

@@ -1,5 +1,7 @@
 """The journal of a running router: recorded, written, and given up without harm."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,9 @@ class Journal:
         max_bytes: where the journal ends.
         keep: how many earlier journals remain.
         report: told once if the journal ends before its time.
+
+    Raises:
+        JournalError: there is no such folder, or nothing may be written there.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class Journal:
     ) -> None:
         self._header = header
         self._report = report
+        _refuse_unwritable(path)
         self._path = path
         self._writer = JournalWriter(path, header, max_bytes, keep)
         self._recorder = Recorder(self._writer.write, self._ended)
@@ -47,7 +53,7 @@ class Journal:
         try:
             self._writer.open()
         except OSError as error:
-            raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from error
+            raise _cannot_write(self._path, error.errno or 0) from error
 
     def flush(self) -> None:
         """Hand what has come together to the system: what a sudden death cannot take away."""
@@ -66,3 +72,17 @@ class Journal:
     def _ended(self, text: str) -> None:
         self.error = text
         self._report(text)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Find out before anybody is served; whoever else uses the file notices nothing."""
+    if path.is_dir():
+        raise _cannot_write(path, errno.EISDIR)
+    if not path.parent.is_dir():
+        raise _cannot_write(path, errno.ENOTDIR if path.parent.exists() else errno.ENOENT)
+    if not os.access(path.parent, os.W_OK):  # one that is there is moved
+        raise _cannot_write(path, errno.EACCES)
+
+
+def _cannot_write(path: Path, number: int) -> JournalError:
+    return JournalError(f"cannot write the journal {path}: {os.strerror(number)}")

@@ -220,7 +220,8 @@ class WarmRoutingService:
 
     def stopped(self) -> None:
         """Nothing more is heard, and nobody is told of loads any more: log what is open as it is."""
-        for lease in self._router.unfinished():
+        # The newest first: those behind one in the queue of prefill move when it leaves.
+        for lease in reversed(self._router.unfinished()):
             self.completed(lease.id, STOPPED)
 
     # --- inside ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ Requests go to workers that are not ABSENT, and to UNKNOWN ones only if no worke
 all are ABSENT the adapter is nobody's, and the engine should say so: every worker stays.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -116,14 +116,10 @@ class AdapterSlots:
         unknown = [state for state, standing in standings if standing is Standing.UNKNOWN]
         return have or unknown or states
 
-    def having(self, adapter: str | None) -> Hashable:
-        """Who has an adapter: equal for adapters that the same workers may serve, whatever their names."""
-        if adapter is None:
-            return None
-        told = (endpoint for endpoint, names in self._registered.items() if adapter in names)
-        used = (worker for worker, slots in self._slots.items() if adapter in slots.used)
-        return frozenset(told), frozenset(
-            worker for worker in used if worker.endpoint not in self._registered
+    def known(self, adapter: str) -> bool:
+        """Whether any worker has told of an adapter; if not, its name may be one that a client made up."""
+        return any(adapter in names for names in self._registered.values()) or any(
+            adapter in slots.used for slots in self._slots.values()
         )
 
     def load_ms(self, worker: WorkerId, adapter: str | None, swap_ms: float) -> float:

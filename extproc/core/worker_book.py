@@ -160,6 +160,10 @@ class WorkerBook:
         unused = lease.unfinished_prefill_s(now)
         if unused <= 0.0:
             return
+        lease.prefill_end -= unused
+        self._free_at -= unused
+        if next(reversed(self._prefilling.values()), None) is lease:
+            return
         behind = False
         for other in self._prefilling.values():
             if behind:
@@ -167,8 +171,6 @@ class WorkerBook:
                 other.prefill_end -= unused
             elif other is lease:
                 behind = True
-        lease.prefill_end -= unused
-        self._free_at -= unused
 
     def _load(self, generated_tokens: float, now: float) -> WorkerLoad:
         """What is here, once everything is as of `now`."""

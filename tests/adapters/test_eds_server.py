@@ -1,7 +1,14 @@
 import asyncio
 
 from extproc.pb import discovery_pb2 as pb
-from extproc.protocol.endpoint_discovery import ALL_WORKERS, ASSIGNMENT_TYPE, Health, KnownWorker, snapshot
+from extproc.protocol.endpoint_discovery import (
+    ALL_WORKERS,
+    ASSIGNMENT_TYPE,
+    OVERPROVISIONING,
+    Health,
+    KnownWorker,
+    snapshot,
+)
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.waiting import until
 
@@ -24,6 +31,7 @@ def request(*names, version="", nonce="", error=""):
 def entries(resource):
     assert resource.type_url == ASSIGNMENT_TYPE
     assignment = pb.ClusterLoadAssignment.FromString(resource.value)
+    assert assignment.policy.overprovisioning_factor.value == OVERPROVISIONING
     found = []
     for locality in assignment.endpoints:
         for entry in locality.lb_endpoints:

@@ -500,3 +500,22 @@ async def test_names_that_clients_make_up_do_not_each_look_for_room_of_their_own
     await house.admitted("r0")
     house.held.close()
     await asyncio.gather(*house.tasks.values())
+
+
+async def test_an_adapter_that_is_loaded_elsewhere_meanwhile_waits_for_nobody_else_s():
+    house = House(2)
+    first, second = worker().endpoint, worker(1).endpoint
+    house.router.on_models(first, "root", ["law", "tax"])
+    house.router.on_models(second, "root", [])
+    law, tax = (NAMESPACE._replace(adapter=name) for name in ("law", "tax"))
+    await house.send("busy", namespace=tax)
+    await house.send("tax", namespace=tax)
+    await house.send("law", namespace=law)
+    assert house.pending() == ["tax", "law"]
+    house.router.on_models(second, "root", ["law"])
+    house.held.look()
+    (decision,) = await house.admitted("law")
+    assert decision.chosen.worker == worker(1)
+    assert house.pending() == ["tax"]
+    house.held.close()
+    await asyncio.gather(*house.tasks.values())

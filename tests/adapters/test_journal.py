@@ -79,13 +79,6 @@ def test_a_disk_that_fails_ends_it_without_harm(tmp_path, monkeypatch):
     journal.close()
 
 
-def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path):
-    journal = Journal(tmp_path / "missing" / "journal", HEADER, 10**8, 1, pytest.fail)
-    with pytest.raises(JournalError, match="cannot write the journal"):
-        journal.open()
-    journal.close()
-
-
 def test_what_was_recorded_before_the_file_is_begun_is_in_it(tmp_path):
     journal = Journal(tmp_path / "journal", HEADER, 10**8, 1, pytest.fail)
     router = journal.build(POLICIES, ids())
@@ -99,3 +92,11 @@ def test_what_was_recorded_before_the_file_is_begun_is_in_it(tmp_path):
     steps = list(Replay(reader.header, POLICIES).run(reader.entries()))
     assert len(steps) == 40
     assert all(step.exact for step in steps)
+
+
+@pytest.mark.parametrize("where", ["nowhere/journal", "", "file/journal"])
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path, where):
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(JournalError, match="cannot write the journal"):
+        Journal(tmp_path / where, HEADER, 10**8, 1, pytest.fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

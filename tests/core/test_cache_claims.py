@@ -293,6 +293,8 @@ def test_what_is_said_after_a_restart_counts_though_the_connection_was_lost_befo
     claims.on_suspended(state.id, suspended=True)
     claims.on_restart(state)
     assert not state.kv_suspended  # whoever suspended it may never be heard again
+    assert not state.kv_trusted
+    assert "restarted" in state.kv_cause
 
 
 def test_a_copy_too_many_is_gone_once_a_request_has_missed_it():
