@@ -16,7 +16,7 @@ from extproc.protocol.ext_proc_messages import Route
 from extproc.sim.time_model import TimeModel
 from tests.support.ports import free_port
 from tests.support.sim_engine import SimEngine
-from tests.support.waiting import until
+from tests.support.waiting import until, until_told
 from tests.test_app import TEXT, Running, settings
 
 LIMITED = {"scrape": {"interval_s": 0.05, "failure_limit": 3}}
@@ -208,11 +208,11 @@ async def test_a_worker_whose_revision_changes_is_learned_anew_from_its_own_even
                 return decision.request.namespace.model_revision, decision.chosen.cached_tokens > 0
 
             await until(lambda: app.says("complete")() or app.says("KV events of")())
-            await until_async(seen_as, ("v1", True))
+            await until_told(seen_as, lambda seen: seen == ("v1", True))
             say("v2")
             await until(app.says("serves model revision 'v2'"))
             # What it computed is found again, in the namespace of what it serves now.
-            await until_async(seen_as, ("v2", True))
+            await until_told(seen_as, lambda seen: seen == ("v2", True))
 
 
 async def test_a_worker_whose_counters_fall_is_learned_anew_from_its_own_events(tmp_path):
@@ -293,14 +293,6 @@ async def test_an_address_that_is_tried_again_is_left_a_few_seconds(tmp_path):
                 watch._clock = lambda passed=passed: now + passed
                 watch.follow_again()
             assert len(tries) == 2
-
-
-async def until_async(function, wanted):
-    for _ in range(500):
-        if await function() == wanted:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"never {wanted}: {await function()}")
 
 
 def at_rank_0(engine, rank):

@@ -11,6 +11,7 @@ from extproc.sim.time_model import TimeModel
 from tests.support.full_stack import FullStack, Worker
 from tests.support.http import Upstream
 from tests.support.sim_engine import SimEngine
+from tests.support.waiting import until_told
 
 pytestmark = pytest.mark.envoy
 
@@ -62,23 +63,21 @@ async def metric(stack, name):
 
 
 async def until_held(stack, count):
-    for _ in range(1000):
-        if sum((await metric(stack, "warmroute_held_requests")).values()) == count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"never {count} held: {await metric(stack, 'warmroute_held_requests')}")
+    await until_told(
+        lambda: metric(stack, "warmroute_held_requests"), lambda held: sum(held.values()) == count
+    )
 
 
 async def outcomes(stack, count):
     """How so many requests came to go, or not; the page may be a moment old."""
-    for _ in range(1000):
+
+    async def told():
         ended = Counter()
         for labels, number in (await metric(stack, "warmroute_admissions_total")).items():
             ended[re.search('outcome="(.*?)"', labels)[1]] += int(number)
-        if ended.total() == count:
-            break
-        await asyncio.sleep(0.01)
-    return ended
+        return ended
+
+    return await until_told(told, lambda ended: ended.total() == count)
 
 
 def ask(stack, n, *, headers=None, max_tokens=4, words=4):

@@ -18,6 +18,7 @@ from tests.support.http import Upstream
 from tests.support.kubernetes_api import KubernetesApi, endpoint
 from tests.support.mesh import CHAT
 from tests.support.sim_engine import SimEngine
+from tests.support.waiting import until_told
 
 pytestmark = pytest.mark.envoy
 
@@ -205,10 +206,12 @@ async def test_envoys_own_balancing_avoids_workers_that_are_not_ready(start_envo
         async def all_of(*upstreams):
             """These are chosen, and nobody else."""
             chosen, wanted = set(), {upstream.endpoint for upstream in upstreams}
-            for _ in range(1000):
+
+            async def one_more():
                 chosen.add(await served_by(client, envoy))
-                if len(chosen) == len(wanted):
-                    break
+                return chosen
+
+            await until_told(one_more, lambda chosen: len(chosen) == len(wanted))
             chosen |= {await served_by(client, envoy) for _ in range(20)}
             assert chosen == wanted
 

@@ -16,7 +16,7 @@ from extproc.protocol.ext_proc_messages import Route
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
 from tests.support.mesh import CHAT
-from tests.support.waiting import until
+from tests.support.waiting import until, until_told
 
 pytestmark = pytest.mark.envoy
 
@@ -79,9 +79,7 @@ async def test_a_new_worker_in_the_file_reaches_envoy_and_us(start_envoy, tmp_pa
             write_workers_file(path, [one.endpoint, two.endpoint])
             await until(lambda: len(known) == 2)
             # Each notices the file by itself; until Envoy has, it skips the endpoint it does not know.
-            for _ in range(1000):
-                if await served_by() == two.endpoint:
-                    break
+            await until_told(served_by, lambda endpoint: endpoint == two.endpoint)
             assert await served_by() == two.endpoint
 
 

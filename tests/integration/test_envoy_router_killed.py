@@ -16,7 +16,7 @@ from extproc.adapters.envoy_bootstrap import EnvoySettings, StaticWorkers
 from tests.support.http import Upstream
 from tests.support.mesh import CHAT
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import until, until_told
 
 pytestmark = pytest.mark.envoy
 
@@ -104,11 +104,6 @@ async def test_streams_survive_requests_are_served_and_the_router_comes_back(sta
                     assert status == 200
                     return decisions.exists() and decisions.stat().st_size > before
 
-                for _ in range(200):
-                    if await served_by_router():
-                        break
-                    await asyncio.sleep(0.02)
-                else:
-                    pytest.fail("the new router never took part in a request")
+                await until_told(served_by_router, bool)
         finally:
             await router.stop()

@@ -15,6 +15,7 @@ from extproc.cli import main
 from tests.support.envoy import http_manager
 from tests.support.full_stack import FullStack
 from tests.support.http import Upstream
+from tests.support.waiting import until_told
 
 pytestmark = pytest.mark.envoy
 
@@ -434,12 +435,13 @@ async def test_models_lead_to_their_pools_and_unknown_ones_to_a_404(tmp_path, mo
         given["aliases"] = {"best": "two"}
         async with FullStack(tmp_path, [], settings=given) as stack:
             # A name that only engines tell is passed on or refused until they have told.
-            for _ in range(200):
-                reply = await stack.post("/v1/completions", {"model": "two-lora", "prompt": "x"})
-                told = reply.status == 200 and json.loads(reply.body)["served_by"] == "two"
-                unknown = await stack.post("/v1/completions", {"model": "three", "prompt": "x"})
-                if told and unknown.status == 404:
-                    break
+            def ask(model):
+                return lambda: stack.post("/v1/completions", {"model": model, "prompt": "x"})
+
+            await until_told(
+                ask("two-lora"), lambda r: r.status == 200 and json.loads(r.body)["served_by"] == "two"
+            )
+            await until_told(ask("three"), lambda reply: reply.status == 404)
             for model, served_by, arrives in (
                 ("one", "one", "one"),
                 ("two", "two", "two"),
@@ -456,10 +458,7 @@ async def test_models_lead_to_their_pools_and_unknown_ones_to_a_404(tmp_path, mo
             assert json.loads(reply.body)["error"]["code"] == "model_not_found"
             # One that has just been loaded is found, once the engines have been asked.
             second.respond = serving("three")
-            for _ in range(200):
-                reply = await stack.post("/v1/completions", {"model": "three", "prompt": "x"})
-                if reply.status == 200:
-                    break
+            reply = await until_told(ask("three"), lambda reply: reply.status == 200)
             assert json.loads(reply.body)["served_by"] == "three"
 
 

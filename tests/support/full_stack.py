@@ -31,6 +31,7 @@ from extproc.prompt.tiny import tiny_model_path
 from tests.support.decision_lines import DecisionLines
 from tests.support.envoy import on_loopback, require_envoy
 from tests.support.ports import free_port
+from tests.support.waiting import until_told
 
 DEADLINE_S = 30.0
 START_S = 90.0
@@ -166,11 +167,13 @@ class FullStack:
 
     async def until_warm(self, prompt: str) -> dict[str, Any]:
         """Ask it again until it is predicted to be warm; the log line of that request."""
-        for _ in range(50):
-            entry = await self.decision((await self.chat(prompt)).request_id)
-            if entry["predicted_cached_tokens"]:
-                return entry
-        raise AssertionError(f"never predicted to be warm: {entry}")
+        return await until_told(
+            lambda: self._decision_of(prompt), lambda entry: entry["predicted_cached_tokens"], DEADLINE_S
+        )
+
+    async def _decision_of(self, prompt: str, **fields: Any) -> dict[str, Any]:
+        """Ask it; the log line of that request."""
+        return await self.decision((await self.chat(prompt, **fields)).request_id)
 
     async def until_complete(self, workers: int) -> None:
         """Wait until so many workers' KV events are known to be complete; each must have published some."""
@@ -178,13 +181,11 @@ class FullStack:
 
     async def until_idle(self) -> None:
         """Wait until a decision sees no lease on any worker, and see that none had to be written off."""
-        for _ in range(100):
-            entry = await self.decision((await self.chat("Anybody there?", max_tokens=1)).request_id)
-            if not any(candidate["active"] for candidate in entry["candidate_workers"]):
-                break
-            await asyncio.sleep(0.02)
-        else:
-            raise AssertionError(f"leases remain: {entry['candidate_workers']}")
+        await until_told(
+            lambda: self._decision_of("Anybody there?", max_tokens=1),
+            lambda entry: not any(candidate["active"] for candidate in entry["candidate_workers"]),
+            DEADLINE_S,
+        )
         assert [e for e in self.log_entries().values() if e["outcome"] == "lost"] == []
 
     # --- requests ------------------------------------------------------------------------------------
