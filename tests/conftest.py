@@ -4,15 +4,20 @@ Tests with processes, sockets or clocks depend on a machine that others use too:
 be a process that got no core for a second. Such a test has a second try, and the run ends with what failed
 in the first: a name that comes back is a race, in the test or in us. Three in a run have one; then, and in
 all other tests, a failure is a failure.
+
+With `-n`, processes take a file of tests at a time, so that what a file shares is started once; real vLLM
+replicas are shared by all files that use them, and one process runs these.
 """
 
 import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.envoy import EnvoyFactory
 
@@ -41,6 +46,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(_TESTS).parts[0] in _USE_THE_MACHINE:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+class FileByFile(LoadScopeScheduling):
+    """What one process of `-n` runs in a row."""
+
+    _VLLM = "real vLLM"
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        with_vllm = (
+            path for path in _TESTS.rglob("test_*.py") if "pytest.mark.vllm" in path.read_text("utf-8")
+        )
+        self._with_vllm = {path.relative_to(_TESTS.parent).as_posix() for path in with_vllm}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return self._VLLM if file in self._with_vllm else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile:
+    return FileByFile(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
