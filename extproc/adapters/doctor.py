@@ -60,8 +60,8 @@ def _not_rendered(problem: str) -> str:
     """What to do where the model's files do not tell how prompts are rendered."""
     if problem == "no-chat-template":
         return (
-            "is the model's chat_template.jinja missing in `model.path`, or does the engine run with "
-            "--chat-template (`chat_template`)? Until then such requests are routed by load"
+            "is the model's chat_template.jinja or .json missing in `model.path`, or does the engine run "
+            "with --chat-template (`chat_template`)? Until then such requests are routed by load"
         )
     return "such requests are routed by load; `worker_tokenize` can ask the engine instead"
 

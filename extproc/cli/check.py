@@ -36,7 +36,8 @@ from extproc.protocol.model_cards import ModelCard
 HELP = "look for mistakes in a setup: config, reachability, block size, KV events, token ids, names, tenants"
 _DISCOVERY_WAIT_S = 10.0
 _FILES = (
-    "the model's tokenizer.json, tokenizer_config.json, config.json and chat_template.jinja (if there is one)"
+    "the model's tokenizer.json, tokenizer_config.json, config.json and, if there is one, "
+    "chat_template.jinja or .json"
 )
 _MARKS = {Status.OK: "[green]ok  [/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
 

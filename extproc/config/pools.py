@@ -91,7 +91,7 @@ class Model(Section):
     path: Path | None = Field(
         None,
         description="folder with the model's tokenizer.json, tokenizer_config.json, config.json and, if any, "
-        "chat_template.jinja; null: route by load only",
+        "chat_template.jinja or .json; null: route by load only",
     )
     names: list[str] = Field(default_factory=list, description="served base model names; others are adapters")
     revision: str = Field("", description="model revision: engines of another revision share no KV")

@@ -41,14 +41,17 @@ _FALLBACK_TEMPLATES = frozenset(
     }
 )
 
+# Parts that a model's configuration describes if there is more to it than text.
+_MULTIMODAL_KEYS = frozenset({"audio_config", "thinker_config", "vision_config", "vision_tower_config"})
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """What was read from where.
 
-    `templates` are chat templates by name (`default`, perhaps `tool_use`); `template_origin` names the file
-    or option they came from. `chat_unsupported` and `tokenizer_unsupported` say why conversations, or all
-    requests, cannot be encoded here.
+    `templates` are chat templates by name: `default`, and perhaps `tool_use`, which renders what has tools.
+    `template_origin` names the file or option they came from. `chat_unsupported` and `tokenizer_unsupported`
+    say why conversations, or all requests, cannot be encoded here.
     """
 
     model_dir: Path
@@ -72,6 +75,11 @@ class ModelFiles:
         templates, origin = _templates(model_dir, tokenizer_config)
         if chat_template is not None:
             templates, origin = _override(templates, chat_template)
+        elif (processors := _processor_template(model_dir, config, tokenizer_config)) is not None:
+            with_tools = templates.get("tool_use") or templates.get("default")
+            templates, origin = {"default": processors[0]}, processors[1]
+            if with_tools is not None:
+                templates["tool_use"] = with_tools
         architecture = next(iter(config.get("architectures") or ()), None)
         model_type = config.get("model_type")
         chat_unsupported = _OWN_RENDERERS.get(architecture or "")
@@ -112,6 +120,28 @@ def _templates(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> tuple[di
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value}, origin
     return {}, None
+
+
+def _processor_template(
+    model_dir: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """The template of a multimodal model's processor, if that has one of its own, and the file it is in.
+
+    The engine prefers it to the tokenizer's, also where there is only text, but not for requests with tools.
+    """
+    processor_path = model_dir / "processor_config.json"
+    if not (
+        processor_path.exists()
+        or (model_dir / "preprocessor_config.json").exists()
+        or "processor_class" in tokenizer_config
+        or not _MULTIMODAL_KEYS.isdisjoint(config)
+    ):
+        return None  # without a processor, nobody reads what is left of another model's
+    for path in (processor_path, model_dir / "chat_template.json"):
+        template = read_json(path).get("chat_template")
+        if isinstance(template, str):
+            return template, str(path)
+    return None
 
 
 def _override(templates: Mapping[str, str], chat_template: str | Path) -> tuple[dict[str, str], str]:

@@ -44,6 +44,47 @@ def test_a_missing_template_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "multimodal",
+    [
+        {"preprocessor_config_json": {"processor_class": "LlavaProcessor"}},
+        {"processor_config_json": {"processor_class": "LlavaProcessor"}},
+        {"config_json": {"model_type": "llava", "vision_config": {}}},
+        {"tokenizer_config_json": {"chat_template": "tokenizer", "processor_class": "LlavaProcessor"}},
+    ],
+)
+def test_a_processors_template_renders_what_has_no_tools(tmp_path, multimodal):
+    write(tmp_path, tokenizer_config_json={"chat_template": "tokenizer"})
+    write(tmp_path, chat_template_json={"chat_template": "processor"}, **multimodal)
+    files = ModelFiles.read(tmp_path, None)
+    assert files.templates == {"default": "processor", "tool_use": "tokenizer"}
+    assert files.template_origin == str(tmp_path / "chat_template.json")
+
+
+def test_a_processors_template_may_be_the_only_one(tmp_path):
+    write(tmp_path, preprocessor_config_json={}, chat_template_json={"chat_template": "processor"})
+    assert ModelFiles.read(tmp_path, None).templates == {"default": "processor"}
+
+
+def test_a_processors_configuration_comes_before_its_file_and_both_before_the_tokenizers(tmp_path):
+    write(tmp_path, chat_template_jinja="both", chat_template_json={"chat_template": "file"})
+    write(tmp_path, processor_config_json={"processor_class": "LlavaProcessor"})
+    assert ModelFiles.read(tmp_path, None).templates == {"default": "file", "tool_use": "both"}
+    write(tmp_path, processor_config_json={"chat_template": "configuration"})
+    assert ModelFiles.read(tmp_path, None).templates == {"default": "configuration", "tool_use": "both"}
+
+
+def test_a_processors_template_without_a_processor_is_not_read(tmp_path):
+    write(tmp_path, config_json={"model_type": "qwen2"}, tokenizer_config_json={"chat_template": "tokenizer"})
+    write(tmp_path, chat_template_json={"chat_template": "processor"})
+    assert ModelFiles.read(tmp_path, None).templates == {"default": "tokenizer"}
+
+
+def test_a_template_that_is_given_comes_before_the_processors(tmp_path):
+    write(tmp_path, preprocessor_config_json={}, chat_template_json={"chat_template": "processor"})
+    assert ModelFiles.read(tmp_path, "given {{ x }}").templates == {"default": "given {{ x }}"}
+
+
+@pytest.mark.parametrize(
     ("config", "part"),
     [
         ({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}, "harmony"),
