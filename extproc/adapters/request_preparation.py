@@ -220,8 +220,11 @@ class RequestPreparation:
         if isinstance(encoded, LoadOnly):
             ask.load_only = encoded.reason
             return
-        ask.prompts, ask.chains = encoded.prompts, dict(encoded.chains) or None
         ask.prompt_tokens = sum(len(prompt) for prompt in encoded.prompts)
+        if not parsed.reads_cache:  # a hit that is predicted would be held against the worker
+            ask.load_only = "prompt-logprobs"
+            return
+        ask.prompts, ask.chains = encoded.prompts, dict(encoded.chains) or None
         ask.renditions = await self._renditions(parsed, pool)
 
     async def _renditions(self, parsed: InferenceRequest, pool: PoolContext) -> dict[str, Rendition]:

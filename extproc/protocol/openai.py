@@ -87,7 +87,8 @@ class InferenceRequest:
     """One generation request. `body` is the parsed JSON object with its keys in wire order: never change it.
 
     `sequences` is how many sequences the engine will run (prompts times `n`); `plain` is the body without its
-    content encoding and `size` its length in bytes; `max_output_tokens` is per sequence.
+    content encoding and `size` its length in bytes; `max_output_tokens` is per sequence. `reads_cache`: false
+    where the engine computes the whole prompt whatever it has cached of it.
     """
 
     kind: RequestKind
@@ -101,6 +102,7 @@ class InferenceRequest:
     prompt_cache_key: str | None = None
     user: str | None = None
     priority: int | None = None
+    reads_cache: bool = True
     plain: bytes = field(default=b"", repr=False, compare=False)
 
 
@@ -216,7 +218,20 @@ def _describe(kind: RequestKind, body: dict[str, Any], plain: bytes) -> Inferenc
         prompt_cache_key=_name(body.get("prompt_cache_key")),
         user=user,
         priority=_integer(body.get("priority")),
+        reads_cache=not _wants_prompt_logprobs(kind, body),
     )
+
+
+def _wants_prompt_logprobs(kind: RequestKind, body: Mapping[str, Any]) -> bool:
+    """Whether logprobs of the prompt's own tokens are asked for: cached blocks have none.
+
+    An echo has those of its prompt, too: always in a chat, else if logprobs are asked for.
+    """
+    if kind not in (RequestKind.CHAT, RequestKind.COMPLETION):
+        return False
+    if body.get("prompt_logprobs") is not None:
+        return True
+    return body.get("echo") is True and (kind is RequestKind.CHAT or body.get("logprobs") is not None)
 
 
 def _excess(kind: RequestKind, body: Mapping[str, Any], limits: BodyLimits) -> str | None:

@@ -198,6 +198,28 @@ async def test_a_prediction_that_fails_is_counted(make):
     assert (service.service.counters.exact, service.service.counters.mispredicted) == (0, 1)
 
 
+async def test_engines_that_compute_a_cached_prompt_for_its_logprobs_are_not_distrusted(make):
+    """vLLM reads no cache for such requests; what other clients are told must not come to depend on them."""
+    service = make(members=1)
+    plain = {"model": "tiny", "prompt": TEXT, "max_tokens": 4}
+    first = await service.routed(body=plain)
+    hit = (await service.routed(body=plain)).decision.chosen.cached_tokens
+    assert hit > 0
+    service.finish(first, cached_tokens=0)
+    for _ in range(6):
+        lease = await service.routed(body={**plain, "echo": True, "logprobs": 1})
+        request = lease.decision.request
+        assert (request.load_only, request.prompt_tokens) == (
+            "prompt-logprobs",
+            first.decision.request.prompt_tokens,
+        )
+        assert lease.decision.chosen.uncovered_tokens == request.prompt_tokens
+        service.finish(lease, prompt_tokens=request.prompt_tokens, cached_tokens=0)
+    assert service.service.counters.mispredicted == 0
+    chosen = (await service.routed(body=plain)).decision.chosen
+    assert (chosen.cached_tokens, chosen.confidence) == (hit, 1.0)
+
+
 async def test_pitfall_52_the_second_of_two_equal_requests_goes_where_the_first_went(make):
     service = make()
     first, second = await service.routed(), await service.routed()

@@ -1,13 +1,15 @@
 """Predicted cached tokens against a real vLLM's own account, through a real Envoy."""
 
 import asyncio
+import json
 import random
 
 import pytest
 
 from extproc.demo.workload import prose
+from extproc.protocol.openai import parse_request
 from tests.support.full_stack import FullStack, Worker
-from tests.support.vllm import ReplicaSpec
+from tests.support.vllm import MODEL_NAME, ReplicaSpec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(600)]
 
@@ -80,6 +82,23 @@ async def test_sixty_mixed_requests_are_predicted_exactly(vllm_pool, tmp_path):
 
     for replica in replicas:
         replica.kill()
+
+
+async def test_an_engine_reads_no_cache_where_its_prompts_logprobs_are_asked_for(vllm_replicas):
+    prompt = {"model": MODEL_NAME, "prompt": "Echo what is here. " * 40, "max_tokens": 1}
+    chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": prompt["prompt"]}], "max_tokens": 1}
+    logprobs = [{}, {"logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 0}, {"prompt_logprobs": 0}]
+    for path, body in (("/v1/completions", prompt), ("/v1/chat/completions", chat)):
+        vllm_replicas[0].post(path, body)  # from now on it is cached
+        for fields in logprobs:
+            asked = {
+                **body,
+                **fields,
+                **({"logprobs": True} if "logprobs" in fields and body is chat else {}),
+            }
+            parsed = parse_request("POST", path, {}, json.dumps(asked).encode())
+            usage = vllm_replicas[0].post(path, asked)["usage"]
+            assert parsed.reads_cache is (usage["prompt_tokens_details"]["cached_tokens"] > 0), asked
 
 
 async def test_three_hundred_requests_under_eviction(vllm_pool, tmp_path):

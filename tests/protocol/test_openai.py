@@ -82,6 +82,29 @@ def test_responses_and_messages_name_their_limits():
     assert (request.max_output_tokens, request.user) == (8, "u")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "reads"),
+    [
+        ("/v1/completions", {}, True),
+        ("/v1/completions", {"logprobs": 1}, True),
+        ("/v1/completions", {"echo": True}, True),
+        ("/v1/completions", {"echo": True, "logprobs": None}, True),
+        ("/v1/completions", {"echo": False, "logprobs": 1}, True),
+        ("/v1/completions", {"echo": True, "logprobs": 0}, False),
+        ("/v1/completions", {"prompt_logprobs": 0}, False),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, True),
+        ("/v1/chat/completions", {"prompt_logprobs": None}, True),
+        ("/v1/chat/completions", {"prompt_logprobs": 1}, False),
+        ("/v1/chat/completions", {"echo": True}, False),
+        ("/v1/responses", {"prompt_logprobs": 1}, True),
+    ],
+)
+def test_what_needs_logprobs_of_its_prompt_reads_no_cache(path, fields, reads):
+    request = post(path, {"prompt": "x", "messages": [], "input": "x", **fields})
+    assert isinstance(request, InferenceRequest)
+    assert request.reads_cache is reads
+
+
 @pytest.mark.parametrize("value", [True, "7", 1.5, None])
 def test_limits_that_are_no_integers_are_unknown(value):
     assert post("/v1/chat/completions", {**CHAT, "max_tokens": value, "n": value}).max_output_tokens is None
