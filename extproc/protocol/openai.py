@@ -16,6 +16,7 @@ import msgspec
 from extproc.core.errors import WarmrouteError
 from extproc.protocol.body_limits import DEFAULT_LIMITS, BodyLimits, gunzip, has_more_values
 from extproc.protocol.json_edit import JsonEditError, parse_document
+from extproc.protocol.multipart import form_field
 from extproc.protocol.names import shown
 
 MOST_SEQUENCES = 16_384
@@ -122,7 +123,7 @@ def parse_request(
     if method != "POST":
         return LoadOnly("method")
     if kind is None:
-        return LoadOnly("path", _model_of(body))
+        return LoadOnly("path", _model_of(body, headers.get("content-type", "")))
     plain = _plain(headers, body, limits)
     if not plain:  # what an empty body means is for the engine to say
         return LoadOnly("content-encoding" if plain is None else "no-body")
@@ -266,8 +267,11 @@ def _name(value: object) -> str | None:
     return None if text is None else shown(text)
 
 
-def _model_of(body: bytes) -> str | None:
+def _model_of(body: bytes, content_type: str = "") -> str | None:
     """The `model` field of a body we otherwise do not read, if it has one and is quickly found."""
+    form = form_field(content_type, body, "model")  # audio is uploaded so
+    if form is not None:
+        return _name(form)
     if body.count(b'"') > _MOST_QUOTES:
         return None
     try:

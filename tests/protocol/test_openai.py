@@ -130,6 +130,12 @@ def test_pitfall_26_other_paths_are_routed_by_load(path):
     assert post(path, b'{"model": 5}') == LoadOnly("path")
 
 
+def test_an_upload_of_audio_is_routed_to_its_model():
+    body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b--\r\n'
+    form = {"content-type": "multipart/form-data; boundary=b"}
+    assert post("/v1/audio/transcriptions", body, form) == LoadOnly("path", "whisper")
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE", "PUT"])
 def test_other_methods_are_routed_by_load(method):
     assert parse_request(method, "/v1/chat/completions", {}, b"") == LoadOnly("method")
