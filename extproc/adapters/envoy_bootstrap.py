@@ -14,7 +14,8 @@ Keys of the `llm.usage` metadata, kept apart per API because their meanings diff
 
 - OpenAI completions and chat: `prompt_tokens`, `completion_tokens`, `cached_tokens` (part of the prompt);
 - OpenAI responses: `input_tokens`, `output_tokens`, `input_cached_tokens` (part of the input);
-- Anthropic messages: `input_tokens`, `output_tokens`, `cache_read_input_tokens` (*not* part of the input).
+- Anthropic messages: `input_tokens`, `output_tokens`, `cache_read_input_tokens` and
+  `cache_creation_input_tokens` (*not* parts of the input).
 """
 
 import json

@@ -33,6 +33,7 @@ _ANTHROPIC = {
     ("input_tokens",): "input_tokens",
     ("output_tokens",): "output_tokens",
     ("cache_read_input_tokens",): "cache_read_input_tokens",
+    ("cache_creation_input_tokens",): "cache_creation_input_tokens",
 }
 _PLAIN: Rules = {("usage", *path): key for path, key in (_OPENAI | _RESPONSES | _ANTHROPIC).items()}
 # Streamed, the Responses API puts usage into `response`, Anthropic's message_start into `message`.

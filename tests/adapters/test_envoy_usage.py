@@ -12,7 +12,12 @@ from extproc.protocol.usage import normalize
 ANSWERS = {
     "openai": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
     "responses": {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
-    "anthropic": {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 4},
+    "anthropic": {
+        "input_tokens": 2,
+        "output_tokens": 2,
+        "cache_read_input_tokens": 4,
+        "cache_creation_input_tokens": 3,
+    },
 }
 
 

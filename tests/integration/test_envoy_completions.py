@@ -16,8 +16,13 @@ pytestmark = pytest.mark.envoy
 
 OPENAI = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 64}}
 RESPONSES = {"input_tokens": 100, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 64}}
-# Anthropic's input_tokens do not contain the cached ones.
-ANTHROPIC = {"input_tokens": 36, "output_tokens": 7, "cache_read_input_tokens": 64}
+# Anthropic's input_tokens do not contain the cached ones, nor those that are cached from now on.
+ANTHROPIC = {
+    "input_tokens": 4,
+    "output_tokens": 7,
+    "cache_read_input_tokens": 64,
+    "cache_creation_input_tokens": 32,
+}
 
 
 def first(*endpoints):
