@@ -4,11 +4,11 @@ from extproc.core.arrivals import Arrivals
 from extproc.core.cost import CostSettings
 from extproc.core.estimators import ReuseShares
 from extproc.core.leases import WorkerLoad
-from extproc.core.outcomes import Released
+from extproc.core.outcomes import Released, answered
 from extproc.core.output_lengths import OutputLengths
 from extproc.core.step_model import StepModels
 from extproc.core.ttft_model import TtftModels
-from extproc.core.types import Outcome, WorkerId
+from extproc.core.types import WorkerId
 
 # A request teaches what prefill costs only if next to nothing was queued ahead of it, or came beside it.
 _ALONE_SHARE = 0.05
@@ -56,7 +56,7 @@ class Learned:
         lease, completion = released.lease, released.completion
         request, chosen = lease.decision.request, lease.decision.chosen
         self.learn_lengths(released)
-        if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
+        if not answered(completion) or lease.sequences != 1:
             return
         # Without a stream the first byte is the last token's.
         if request.stream and completion.served_by in (None, chosen.worker.endpoint):
@@ -67,7 +67,7 @@ class Learned:
         """Take in how long a finished request was, wherever it was served."""
         lease, completion = released.lease, released.completion
         request = lease.decision.request
-        if completion.outcome is not Outcome.FINISHED or lease.sequences != 1:
+        if not answered(completion) or lease.sequences != 1:
             return
         if completion.cached_tokens is not None and request.prompt_tokens > 0:
             self.reuse.observe(request.pool, request.prompt_tokens, completion.cached_tokens)
@@ -79,8 +79,11 @@ class Learned:
         took_ms, cached = released.completion.upstream_first_body_ms, released.completion.cached_tokens
         if took_ms is None:
             return
+        prompt = request.prompt_tokens
+        if request.load_only is not None:  # it was estimated by its size
+            prompt = released.completion.prompt_tokens or prompt
         cached = chosen.cached_tokens if cached is None else cached
-        uncovered = max(0, request.prompt_tokens - cached)
+        uncovered = max(0, prompt - cached)
         admitted_at = released.lease.admitted_at
         first_token_at = admitted_at + took_ms / 1000.0
         around = self._arrivals.between(chosen.worker, admitted_at, first_token_at)

@@ -73,14 +73,20 @@ def suspects(lease: Lease, completion: Completion) -> tuple[str, ...]:
     return (chosen,) if retried and served is not None and served != chosen else ()
 
 
+def answered(completion: Completion) -> bool:
+    """Whether a worker has given a whole answer that is no error, as far as that was told.
+
+    What an engine refuses (a prompt that is too long) it refuses at once: its times say nothing.
+    """
+    return completion.outcome is Outcome.FINISHED and (completion.status or 0) < _BAD_STATUS
+
+
 def served_at(lease: Lease, completion: Completion) -> str | None:
     """The endpoint that has given this request a whole and good answer; None: none has, or it is not known.
 
     First tokens do not tell: whether an answer is a good one is not said with them.
     """
-    if completion.outcome is not Outcome.FINISHED or completion.status is None:
-        return None
-    if completion.status >= _BAD_STATUS:
+    if completion.status is None or not answered(completion):
         return None
     if completion.served_by is None and lease.decision.request.mode is Mode.OBSERVE:
         return None  # the gateway sent it where it liked

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from extproc.core.outcomes import Released
-from extproc.core.types import Outcome
+from extproc.core.outcomes import Released, answered
 
 WINDOW = 256
 
@@ -37,7 +36,7 @@ def relative_error(released: Released) -> float | None:
     lease, completion = released.lease, released.completion
     actual, served = completion.upstream_first_body_ms, completion.served_by
     request = lease.decision.request
-    if completion.outcome is not Outcome.FINISHED or not request.stream or request.load_only is not None:
+    if not answered(completion) or not request.stream or request.load_only is not None:
         return None
     if actual is None or actual <= 0.0 or served not in (None, lease.decision.chosen.worker.endpoint):
         return None

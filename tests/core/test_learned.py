@@ -9,9 +9,20 @@ from extproc.core.types import Completion, Outcome
 from tests.support.core import decision, request, worker
 
 
-def finish(learned, *, load=IDLE, beside=0.0, outcome=Outcome.FINISHED, stream=True, queued=0.0, **fields):
-    made = decision("a", prompt_tokens=1000, uncovered=1000)
-    made.request.stream = stream
+def finish(
+    learned,
+    *,
+    load=IDLE,
+    beside=0.0,
+    outcome=Outcome.FINISHED,
+    stream=True,
+    queued=0.0,
+    counted=1000,
+    load_only=None,
+    **fields,
+):
+    made = decision("a", prompt_tokens=counted, uncovered=counted)
+    made.request.stream, made.request.load_only = stream, load_only
     object.__setattr__(made.candidates[0], "queued_prefill_tokens", queued)
     lease = LoadLedger().admit(made, 1, (), 0.0, 1e9)
     defaults = {
@@ -43,6 +54,7 @@ def test_lengths_first_tokens_and_steps_are_learned():
     [
         {"outcome": Outcome.CANCELLED},
         {"stream": False},
+        {"status": 400, "output_tokens": None, "cached_tokens": None, "upstream_first_body_ms": 2.0},
         {"upstream_first_body_ms": None, "first_body_ms": None},
         {"served_by": worker(3).endpoint},
     ],
@@ -53,6 +65,25 @@ def test_what_says_nothing_about_times_teaches_none(fields):
     for _ in range(30):
         finish(learned, **fields)
     assert (first_token_ms(learned), learned.steps.of("default").coefficients) == before
+
+
+def test_an_error_teaches_no_length():
+    learned = Learned(CostSettings())
+    before = learned.outputs.estimate(request(max_output=None), 1.0)
+    for _ in range(30):
+        finish(learned, status=400, output_tokens=0)
+    assert learned.outputs.estimate(request(max_output=None), 1.0) == before
+    for _ in range(30):
+        finish(learned, status=200, output_tokens=7)
+    assert learned.outputs.estimate(request(max_output=None), 1.0).expected == 7
+
+
+def test_what_was_estimated_by_its_size_teaches_by_what_the_engine_counts():
+    """An image is a million bytes and a thousand tokens."""
+    learned = Learned(CostSettings())
+    for _ in range(30):
+        finish(learned, load_only="unsupported:multimodal", counted=1_000_000, prompt_tokens=1000)
+    assert first_token_ms(learned) == pytest.approx(500.0, rel=0.05)
 
 
 def test_a_request_that_queued_teaches_no_prefill():

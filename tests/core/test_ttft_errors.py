@@ -26,6 +26,7 @@ def test_what_cannot_be_compared_is_no_error():
     assert relative_error(released(120.0, None)) is None
     assert relative_error(released(120.0, 100.0, stream=False)) is None
     assert relative_error(released(120.0, 100.0, outcome=Outcome.CANCELLED)) is None
+    assert relative_error(released(120.0, 100.0, status=400)) is None
     assert relative_error(released(120.0, 100.0, served_by="elsewhere:1")) is None
     assert relative_error(released(120.0, 100.0, served_by=worker().endpoint)) is not None
 

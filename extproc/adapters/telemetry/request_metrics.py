@@ -9,7 +9,7 @@ from extproc.adapters.telemetry.labels import FewValues, ServedModels
 from extproc.adapters.telemetry.stages import HOLD, TOTAL, Stages
 from extproc.adapters.telemetry.tally import Tally
 from extproc.core.kv_lifetimes import Evictions
-from extproc.core.outcomes import Released, is_leak
+from extproc.core.outcomes import Released, answered, is_leak
 from extproc.core.types import Candidate, Completion, Decision, Outcome, Reason, ShadowChoice
 
 _MS = 1000.0
@@ -203,6 +203,8 @@ def ttft_error_ms(released: Released) -> float | None:
     took = completion.upstream_first_body_ms
     served = completion.served_by in (None, decision.chosen.worker.endpoint)
     if took is None or not decision.request.stream or not served or decision.request.load_only is not None:
+        return None
+    if not answered(completion):
         return None
     return took - decision.chosen.cost.ttft_ms
 
