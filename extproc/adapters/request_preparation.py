@@ -23,11 +23,12 @@ from extproc.protocol.body_limits import BodyLimits
 from extproc.protocol.endpoint_picker import match_subset
 from extproc.protocol.hold_hints import body_priority
 from extproc.protocol.openai import InferenceRequest, LoadOnly, parse_request
+from extproc.protocol.prompt_size import estimated_tokens, estimated_unread
 
 EXPECTED_OUTPUT_FIELD = "expected_output_tokens"
 EXPECTED_OUTPUT_HEADER = "x-warmroute-expected-output-tokens"
 PREFIX_CLASS_HEADER = "x-warmroute-prefix-class"
-_BYTES_PER_TOKEN = 4  # only for requests that are routed by load
+_LONGER_THAN_TEXT = "body-too-long"
 
 
 @dataclass(slots=True)
@@ -120,6 +121,8 @@ class RequestPreparation:
         ask.subset = permitted
         ask.normalization = None if normal is None else normal.report
         await self._describe(ask, normal.request if normal else parsed, pool, stages)
+        if ask.load_only is not None and not ask.prompt_tokens:
+            ask.prompt_tokens = _estimated(request, parsed)
         self._set_mode(ask, request)
         return Prepared(visitor, ask, goes_on.body)
 
@@ -187,7 +190,7 @@ class RequestPreparation:
                 adapter,
                 None if salt is None else brief_salt(salt),
             ),
-            prompt_tokens=len(http.body) // _BYTES_PER_TOKEN,
+            prompt_tokens=0,
             alias=where.alias,
             tenant=visitor.tenant,
             template_version=pool.template_version,
@@ -255,6 +258,14 @@ class RequestPreparation:
 
     def _endpoints(self) -> list[str]:
         return [state.id.endpoint for state in self._table.all()]
+
+
+def _estimated(http: HttpRequest, parsed: InferenceRequest | LoadOnly) -> int:
+    """Prompt tokens where their ids are not known."""
+    if isinstance(parsed, InferenceRequest):
+        return estimated_tokens(parsed)
+    is_text = parsed.reason != _LONGER_THAN_TEXT
+    return estimated_unread(len(http.body), http.headers.get("content-type", ""), is_text=is_text)
 
 
 def _prefix_class(said: str | None) -> str:

@@ -220,6 +220,17 @@ async def test_engines_that_compute_a_cached_prompt_for_its_logprobs_are_not_dis
     assert (chosen.cached_tokens, chosen.confidence) == (hit, 1.0)
 
 
+async def test_an_image_does_not_count_as_minutes_of_work(make):
+    service = make(members=1)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 1_000_000}}
+    lease = await service.routed(
+        path="/v1/chat/completions",
+        body={"model": "tiny", "messages": [{"role": "user", "content": [image]}]},
+    )
+    assert lease.decision.request.load_only == "unsupported:multimodal"
+    assert 500 < lease.decision.request.prompt_tokens < 2000
+
+
 async def test_pitfall_52_the_second_of_two_equal_requests_goes_where_the_first_went(make):
     service = make()
     first, second = await service.routed(), await service.routed()
