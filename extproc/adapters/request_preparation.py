@@ -5,7 +5,7 @@ that a client may say of itself in headers and fields of ours is a hint: none is
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from extproc.adapters.admission import Admission, Body, Destination, RefusedError, Visitor
@@ -120,7 +120,10 @@ class RequestPreparation:
         ask = self._ask(request, parsed, where, visitor, goes_on)
         ask.subset = permitted
         ask.normalization = None if normal is None else normal.report
-        await self._describe(ask, normal.request if normal else parsed, pool, stages)
+        described = normal.request if normal else parsed
+        if where.alias is not None and isinstance(described, InferenceRequest):
+            described = replace(described, model=where.model, body={**described.body, "model": where.model})
+        await self._describe(ask, described, pool, stages)
         if ask.load_only is not None and not ask.prompt_tokens:
             ask.prompt_tokens = _estimated(request, parsed)
         self._set_mode(ask, request)

@@ -21,14 +21,14 @@ from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
 from extproc.core.types import Member
 from extproc.protocol.body_limits import DEFAULT_LIMITS
-from extproc.protocol.openai import BadRequest
+from extproc.protocol.openai import BadRequest, LoadOnly
 from tests.support.core import COSTS, worker
 
 
 class Requests:
     """Prepares for pools without tokenizers; nothing is encoded."""
 
-    def __init__(self, *, refuse_unknown=False, **settings):
+    def __init__(self, *, refuse_unknown=False, aliases=None, **settings):
         router = Router(
             POLICIES["token-load"](COSTS),
             random.Random(3),
@@ -40,7 +40,8 @@ class Requests:
             [Member(worker(0).endpoint, pool="a"), Member(worker(1).endpoint, pool="b")], 1.0
         )
         pools = {name: PoolContext(name, None, "v1", "t1", template_version="x") for name in ("a", "b")}
-        catalog = ModelCatalog({"a": ("base",), "b": ("other",)}, refuse_unknown=refuse_unknown)
+        self.pools = pools
+        catalog = ModelCatalog({"a": ("base",), "b": ("other",)}, aliases or {}, refuse_unknown)
         for number, (pool, base) in enumerate((("a", "base"), ("b", "other"))):
             catalog.on_models(worker(number).endpoint, pool, [base], [])
         self.unknown = 0
@@ -78,6 +79,22 @@ async def test_what_a_request_says_is_what_is_asked():
     assert (ask.max_output_tokens, ask.sequences, ask.stream) == (7, 2, True)
     assert (ask.namespace.model_revision, ask.namespace.tokenizer_revision) == ("v1", "t1")
     assert (ask.load_only, ask.prompts, ask.template_version) == ("no-tokenizer", (), "x")
+
+
+async def test_who_tokenizes_is_told_the_model_and_not_its_alias():
+    """A worker that is asked for token ids does not know what else its model is called here."""
+    requests, asked = Requests(aliases={"nick": "base"}), []
+
+    class Asked:
+        async def encode(self, request, *_rest):
+            asked.append(request)
+            return LoadOnly("unsupported:x")
+
+    requests.pools["a"].prompts = Asked()
+    for name in ("nick", "base"):
+        await requests.ask({"model": name, "prompt": "q", "x": 1})
+    assert [one.model for one in asked] == ["base", "base"]
+    assert [one.body for one in asked] == [{"model": "base", "prompt": "q", "x": 1}] * 2
 
 
 async def test_a_long_salt_is_not_kept():
