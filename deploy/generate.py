@@ -57,8 +57,14 @@ def envoy_filter() -> dict[str, Any]:
         "access_log_options": manager["access_log_options"],
         "early_header_mutation_extensions": manager["early_header_mutation_extensions"],
     }
+    draws = "host_selection_retry_max_attempts"
     route_patch = {
-        "route": {"timeout": "0s", "idle_timeout": manager["stream_idle_timeout"]},
+        "route": {
+            "timeout": "0s",
+            "idle_timeout": manager["stream_idle_timeout"],
+            # The rest of the policy is made of the VirtualService's `retries`; of this Istio says 5.
+            "retry_policy": {draws: host["retry_policy"][draws]},
+        },
         "request_body_buffer_limit": host["request_body_buffer_limit"],
         "typed_per_filter_config": {one["name"]: enabled for one in filters},
     }

@@ -6,6 +6,11 @@ for the entry whose name is `x`. Every comment appears once, at the first place 
 
 import re
 
+_DRAWS = (
+    "A retry for which the router names nobody draws so often for a worker not tried before. Those that\n"
+    "refuse connections have the fewest requests and are drawn most: with the usual 5 they are met again."
+)
+
 NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("node",), "Names of this Envoy. Obligatory as soon as endpoints come from a file or a server."),
     (
@@ -63,6 +68,8 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
             "request might kill engine after engine, make it `reset-before-request`."
         ),
     ),
+    (("virtual_hosts", "retry_policy", "host_selection_retry_max_attempts"), _DRAWS),
+    (("route", "retry_policy", "host_selection_retry_max_attempts"), _DRAWS),
     (
         ("virtual_hosts", "request_body_buffer_limit"),
         (

@@ -55,6 +55,9 @@ from extproc.protocol.endpoint_picker import (
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 _UNAVAILABLE = percent_v3.StatusCode(503)
+# Envoy draws at random, and takes one it has tried before when it runs out of draws. Of N workers of which
+# all but one refuse, at worst one draw in N² finds that one. A draw takes half a microsecond.
+_HOST_DRAWS = 1000
 OBSERVER = "envoy.filters.http.ext_proc.first_token"
 
 
@@ -269,7 +272,7 @@ def worker_retry_policy(settings: EnvoySettings) -> route_v3.RetryPolicy:
                 name="envoy.retry_host_predicates.previous_hosts", typed_config=_previous_hosts()
             )
         ],
-        host_selection_retry_max_attempts=5,
+        host_selection_retry_max_attempts=_HOST_DRAWS,
     )
 
 

@@ -14,6 +14,7 @@ from extproc.protocol.ext_proc_messages import PassThrough, Route
 from tests.support import istio
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
+from tests.support.last_worker import LastWorker
 from tests.support.mesh import CHAT
 from tests.support.waiting import until
 
@@ -176,6 +177,13 @@ async def test_istios_gateway_with_our_envoy_filter(start_envoy):
     async with Upstream() as one, aiohttp.ClientSession() as client:
         built = istio.apply(ours, istio_gateway("127.0.0.1:1", one.endpoint))
         assert (await ask(client, await start_envoy(built)))[0] == 200
+
+
+async def test_without_warmroute_istios_gateway_finds_the_one_engine_that_is_left(start_envoy):
+    ours = documents("istio/envoyfilter.yaml")["EnvoyFilter"]
+    async with LastWorker() as last:
+        envoy = await start_envoy(istio.apply(ours, istio_gateway("127.0.0.1:1", *last.endpoints)))
+        assert await last.statuses(envoy.url) == {200: 41}
 
 
 async def test_istio_lifts_usage_out_of_answers(start_envoy):

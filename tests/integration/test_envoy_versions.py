@@ -1,10 +1,12 @@
 """What the configurations for older Envoys do on the real binaries of those versions."""
 
+from dataclasses import replace
+
 import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings, parse_version
+from extproc.adapters.envoy_bootstrap import EdsServiceWorkers, EnvoySettings, StaticWorkers, parse_version
 from extproc.core.types import Outcome
 from extproc.protocol.endpoint_discovery import Health, KnownWorker, snapshot
 from extproc.protocol.ext_proc_messages import Route
@@ -12,6 +14,7 @@ from tests.adapters.test_envoy_samples import generate
 from tests.support.envoy import OLDER_VERSIONS, older_envoy
 from tests.support.grpc_host import RecordingRouting, running
 from tests.support.http import Upstream
+from tests.support.last_worker import LastWorker
 from tests.support.mesh import CHAT
 from tests.support.waiting import until
 
@@ -62,6 +65,17 @@ async def test_routing_fallback_usage_and_endpoint_discovery(version, start_envo
         await two.stop()
         async with client.post(envoy.url + CHAT, json={}) as reply:
             assert reply.status == 200
+
+
+@pytest.mark.parametrize("version", [*OLDER_VERSIONS, "current"])
+async def test_without_a_router_a_retry_finds_the_one_worker_that_is_left(version, start_envoy):
+    binary = None if version == "current" else older_envoy(version)
+    async with LastWorker() as last:
+        settings = EnvoySettings(workers=StaticWorkers(last.endpoints), routers=("127.0.0.1:1",))
+        if binary is not None:
+            settings = replace(settings, envoy_version=parse_version(version))
+        envoy = await start_envoy(settings, binary=binary)
+        assert await last.statuses(envoy.url) == {200: 41}
 
 
 async def test_original_dst_goes_where_the_router_says_and_nowhere_else(start_envoy):
