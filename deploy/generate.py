@@ -91,7 +91,7 @@ def envoy_filter() -> dict[str, Any]:
         ),
         _patch(
             "CLUSTER", {"cluster": {"service": ENGINES, "portNumber": 8000}}, "MERGE",
-            {"load_balancing_policy": workers["load_balancing_policy"]},
+            {key: workers[key] for key in ("outlier_detection", "load_balancing_policy")},
         ),
     ]  # fmt: skip
     return {

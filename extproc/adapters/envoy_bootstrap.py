@@ -308,9 +308,8 @@ def to_yaml(config: Mapping[str, Any], *, comments: bool = True) -> str:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    from betterproto2 import Casing
-
-    data: dict[str, Any] = message.to_dict(casing=Casing.SNAKE)
+    # Fields have their names in the protocol already; `Casing.SNAKE` would make `5_xx` of `5xx`.
+    data: dict[str, Any] = message.to_dict(casing=str)
     return data
 
 

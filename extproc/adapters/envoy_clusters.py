@@ -98,6 +98,8 @@ def workers_cluster(settings: EnvoySettings, one: WorkerCluster) -> cluster_v3.C
         name=one.name,
         connect_timeout=seconds(settings.connect_timeout),
         circuit_breakers=_open_breakers(),
+        # Nobody but the router chooses among named workers.
+        outlier_detection=None if one.named_only else _refusing(),
         load_balancing_policy=worker_balancing(settings, named_only=one.named_only),
         typed_extension_protocol_options={
             HTTP_OPTIONS: Any.pack(
@@ -325,6 +327,22 @@ def _open_breakers() -> cluster_v3.CircuitBreakers:
                 max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
             )
         ]
+    )
+
+
+def _refusing() -> cluster_v3.OutlierDetection:
+    # For the fallback policy, which would prefer those that refuse, for they have the fewest requests:
+    # `override_host` takes no notice. Answers never count. With more than half out, Envoy balances among all.
+    return cluster_v3.OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=2,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_success_rate=0,
+        interval=seconds(1),
+        base_ejection_time=seconds(10),
+        max_ejection_time=seconds(30),
+        max_ejection_percent=50,
     )
 
 

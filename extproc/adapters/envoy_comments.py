@@ -134,6 +134,13 @@ NOTES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("circuit_breakers",), "Envoy's default is 1,024, and merely open streams count."),
     (
+        ("outlier_detection",),
+        (
+            "Engines that refuse connections, or break them off, twice in a row are left out for seconds\n"
+            "where Envoy balances alone. Those that the router names are taken all the same."
+        ),
+    ),
+    (
         ("typed_config", "override_host_sources"),
         "Metadata only. A `header` source could be sent by any client.",
     ),

@@ -379,6 +379,9 @@ def test_requests_lead_to_the_cluster_of_their_pool_and_no_retry_out_of_it():
     assert processor["request_attributes"] == ["connection.uri_san_peer_certificate"]
     named = str(config["static_resources"]["clusters"][0]["load_balancing_policy"])
     assert "load_balancing_policies.subset" in named
+    # Nobody but the router chooses there.
+    watched = [one["name"] for one in config["static_resources"]["clusters"] if "outlier_detection" in one]
+    assert watched == ["workers/pool 1", "workers/pool 2", "workers"]
 
 
 def test_no_setting_may_let_clients_choose_a_pool():

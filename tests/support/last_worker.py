@@ -1,4 +1,4 @@
-"""The only worker of three that takes connections, for Envoys that must find it without a router.
+"""The only worker of several that takes connections, for Envoys that must find it without a router.
 
 It is kept busy: each of Envoy's draws by least requests then prefers those that refuse.
 """
@@ -20,16 +20,17 @@ _STAY = "x-stay"
 
 
 class LastWorker:
-    """Entered, it takes requests; `endpoints` are those of all three."""
+    """Entered, it takes requests; `endpoints` are those of all, of which `dead` refuse."""
 
-    def __init__(self) -> None:
+    def __init__(self, dead: int = 2) -> None:
+        self._dead = dead
         self._upstream = Upstream(self._respond)
         self._over = asyncio.Event()
         self.endpoints: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Self:
         await self._upstream.start()
-        dead = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        dead = [f"127.0.0.1:{port}" for port in free_ports(self._dead)]
         self.endpoints = (*dead, self._upstream.endpoint)
         return self
 
