@@ -4,11 +4,16 @@ kubernetes_asyncio gives credentials (the pod's service account, whose token rot
 kinds of login), TLS and the request; it sits on aiohttp, which is here anyway. Its own watch, like that of
 other clients, does not find out what was deleted while the server's history was gone: list and watch are
 therefore driven by `protocol.endpoint_slices`.
+
+Nothing ends the watch. Of all credentials and certificates the library renews only the service account's
+token, and a version may be one that the server cannot go on from although it does not say 410: what fails
+again and again is begun anew, from the credentials to the list.
 """
 
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -23,12 +28,17 @@ from extproc.core.errors import ProtocolError, WarmrouteError
 from extproc.core.types import Member
 from extproc.protocol.endpoint_slices import GONE, SERVICE_LABEL, SliceWatch, WatchState
 
+_log = logging.getLogger("warmroute.kubernetes")
+
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _PAGE = 500
 _CONNECT_S = 5.0
 _LIST_S = 30.0
 _SHORTEST_WATCH_S = 0.5
+_ANEW_AFTER = 3  # failures in a row
+_MOST_COMPLAINTS = 20  # before the watch works again
+_UNREACHED = (aiohttp.ClientError, OSError, ValueError)
 _RBAC = {
     401: "check the credentials",
     403: "allow get, list and watch on endpointslices (see deploy/kubernetes)",
@@ -96,7 +106,7 @@ class KubernetesDiscovery:
         self._rng = rng or random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._watch = SliceWatch()
         self._task: asyncio.Task[None] | None = None
-        self._error: str | None = None
+        self._errors: dict[str, None] = {}  # reported since the watch last worked
         self._empty = False
         self._gone = False
         self._failures = 0
@@ -124,8 +134,8 @@ class KubernetesDiscovery:
         about = f"Service {connection.namespace}/{self._settings.service}"
 
         def complain(cause: str) -> None:
-            if cause != self._error:
-                self._error = cause
+            if cause not in self._errors and len(self._errors) < _MOST_COMPLAINTS:
+                self._errors[cause] = None
                 report(f"{about}: {cause}; the last good list stays")
 
         def tell() -> None:
@@ -142,12 +152,27 @@ class KubernetesDiscovery:
         try:
             while True:
                 failure = await self._step(connection, tell)
-                if failure is not None:
-                    complain(failure)
-                    self._failures += 1
-                    await asyncio.sleep(self._backoff_s())
+                if failure is None:
+                    continue
+                complain(failure)
+                self._failures += 1
+                await asyncio.sleep(self._backoff_s())
+                if self._failures % _ANEW_AFTER == 0:
+                    self._watch.again()
+                    connection = await self._renewed(connection, complain)
         finally:
             await connection.close()
+
+    async def _renewed(self, connection: Connection, complain: Callable[[str], None]) -> Connection:
+        """Another connection, with the credentials that there are now; the same one if there are none."""
+        try:
+            fresh = await connect(self._settings)
+        except Exception as error:
+            _log.debug("credentials of the Kubernetes API", exc_info=True)
+            complain(str(error) or type(error).__name__)
+            return connection
+        await connection.close()
+        return fresh
 
     async def _step(self, connection: Connection, tell: Callable[[], None]) -> str | None:
         """One list, or one watch to its end. What went wrong, if anything."""
@@ -166,8 +191,10 @@ class KubernetesDiscovery:
         except ProtocolError as error:
             self._watch.again()
             return str(error)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"the API server cannot be reached: {error or type(error).__name__}"
+        except Exception as error:  # the client library has its own, for a login that fails for instance
+            _log.debug("watching EndpointSlices", exc_info=True)
+            what = "reached" if isinstance(error, _UNREACHED) else "asked"
+            return f"the API server cannot be {what}: {error or type(error).__name__}"
 
     async def _list(self, connection: Connection) -> None:
         items: list[Any] = []
@@ -225,7 +252,8 @@ class KubernetesDiscovery:
 
     def _progress(self) -> None:
         """The watch works: what fails next is a new failure."""
-        self._failures, self._error, self._gone = 0, None, False
+        self._failures, self._gone = 0, False
+        self._errors.clear()
 
     def _backoff_s(self) -> float:
         settings = self._settings

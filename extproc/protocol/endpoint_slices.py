@@ -8,6 +8,7 @@ that version. A watch may end at any time, and is taken up again after the last 
 events that only move this version on, so that a quiet watch does not fall behind. When the server no longer
 has the history (410 Gone, as the answer or as an event), what was missed cannot be known, deletions included:
 everything is listed anew, and the new list *replaces* the old one. Until it is there, the old one stays.
+That is done, too, where errors come again and again (`again`).
 
     state \\ event   listed      change     bookmark   410 Gone    other error, or the watch ends
     LISTING         -> WATCHING -          -          LISTING     LISTING

@@ -179,6 +179,69 @@ async def test_a_server_that_is_away_costs_no_worker(tmp_path):
         await api.__aenter__()
 
 
+async def test_credentials_that_are_renewed_are_read_again(tmp_path):
+    async with KubernetesApi() as api:
+        await api.put("a", ["10.0.0.1"])
+        async with watching(api, tmp_path) as (now, reports):
+            await until(lambda: api.open_watches == 1)
+            api.bearer = "the-next-one"
+            await api.disconnect()
+            await until(lambda: any("check the credentials" in report for report in reports))
+            api.kubeconfig(tmp_path)
+            await api.put("a", ["10.0.0.2"])
+            await until(lambda: now() == ["10.0.0.2:8000"])
+
+
+async def test_a_login_that_fails_for_a_while_ends_nothing(tmp_path):
+    async with KubernetesApi() as api:
+        await api.put("a", ["10.0.0.1"])
+        async with watching(api, tmp_path) as (now, reports):
+            await until(lambda: api.open_watches == 1)
+            path = tmp_path / "kubeconfig"
+            path.write_text("{}")
+            api.bearer = "the-next-one"
+            await api.disconnect()
+            await until(lambda: any("no credentials" in report for report in reports))
+            assert now() == ["10.0.0.1:8000"]
+            await api.put("a", ["10.0.0.2"])
+            api.kubeconfig(tmp_path)
+            await until(lambda: now() == ["10.0.0.2:8000"])
+
+
+async def test_whatever_goes_wrong_is_reported_and_tried_again(tmp_path, monkeypatch):
+    async with KubernetesApi() as api:
+        await api.put("a", ["10.0.0.1"])
+        faults = [RuntimeError("exec: process returned 1")]
+
+        async def connected(settings):
+            connection = await connect(settings)
+
+            async def ask(**query):
+                if faults:
+                    raise faults.pop()
+                return await connection.ask(**query)
+
+            return replace(connection, ask=ask)
+
+        monkeypatch.setattr("extproc.adapters.kubernetes_discovery.connect", connected)
+        async with watching(api, tmp_path) as (now, reports):
+            await until(lambda: now() == ["10.0.0.1:8000"])
+            assert len(reports) == 1
+            assert "exec: process returned 1" in reports[0]
+
+
+async def test_a_version_that_cannot_be_watched_from_is_given_up(tmp_path):
+    async with KubernetesApi() as api:
+        await api.put("a", ["10.0.0.1"])
+        async with watching(api, tmp_path) as (now, _reports):
+            await until(lambda: api.open_watches == 1)
+            api.watchable = api.version + 1
+            await api.disconnect()
+            await api.put("a", ["10.0.0.2"])
+            await until(lambda: now() == ["10.0.0.2:8000"])
+            await until(lambda: api.open_watches == 1)
+
+
 async def test_a_service_that_is_not_there_is_said_so(tmp_path):
     async with KubernetesApi() as api, watching(api, tmp_path) as (now, reports):
         await until(lambda: bool(reports))

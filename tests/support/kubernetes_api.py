@@ -8,6 +8,8 @@ async with KubernetesApi() as api:
     api.disconnect()           # cut every watch off, in the middle
     api.forget_history()       # compact: older versions are 410 Gone from now on
     api.refuse = 403           # answer everything with this status
+    api.watchable = 200        # answer watches from older versions with status 500
+    api.bearer = "another"     # the only token that is good from now on; a new kubeconfig has it
     api.kubeconfig(tmp_path)   # a file to reach it with
     api.lists, api.watches     # how often each was asked for
 """
@@ -34,6 +36,8 @@ def endpoint(address: str, **conditions: bool) -> dict[str, Any]:
 class KubernetesApi:
     def __init__(self, *, page: int | None = None) -> None:
         self.refuse: int | None = None
+        self.watchable = 0
+        self.bearer = BEARER
         self.gone_as_status = False  # tell of lost history by status instead of by event
         self.lists = 0
         self.watches = 0
@@ -77,7 +81,7 @@ class KubernetesApi:
             "kind": "Config",
             "current-context": "here",
             "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-            "users": [{"name": "u", "user": {"token": BEARER}}],
+            "users": [{"name": "u", "user": {"token": self.bearer}}],
             "contexts": [{"name": "here", "context": context}],
         }
         path.write_text(yaml.safe_dump(config))
@@ -149,9 +153,11 @@ class KubernetesApi:
         self.queries.append(query)
         if self.refuse is not None:
             return _status(self.refuse, "the test says so")
-        if request.headers.get("authorization") != f"Bearer {BEARER}":
+        if request.headers.get("authorization") != f"Bearer {self.bearer}":
             return _status(401, "Unauthorized")
         watching = query.get("watch", "").lower() in ("1", "true")
+        if watching and int(query["resourceVersion"]) < self.watchable:
+            return _status(500, "the test says so")
         return await self._watch(request, query) if watching else self._list(query)
 
     def _fitting(self, query: dict[str, str]) -> list[dict[str, Any]]:
