@@ -214,17 +214,23 @@ class FileDiscovery:
         try:
             content = await self._settled()
             if content == self._seen:
-                self._error = None
                 return
-            members = parse_members(content.decode("utf-8"), self._template, self._cluster)
+            self._seen = content
+            # Not on the event loop: the list of a large fleet takes a good part of a second.
+            members = await asyncio.to_thread(self._parsed, content)
         except (OSError, UnicodeDecodeError, ProtocolError) as error:
-            cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            cause = str(error)
+            if isinstance(error, OSError):
+                self._seen, cause = None, error.strerror or cause
             if cause != self._error:
                 self._error = cause
                 report(f"{self._path}: {cause}; the last good list stays")
             return
-        self._seen, self._error = content, None
+        self._error = None
         named.set(members)
+
+    def _parsed(self, content: bytes) -> tuple[Member, ...]:
+        return parse_members(content.decode("utf-8"), self._template, self._cluster)
 
     async def _settled(self) -> bytes:
         content = await asyncio.to_thread(self._read)

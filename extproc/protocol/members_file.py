@@ -23,6 +23,7 @@ from extproc.core.errors import ProtocolError
 from extproc.core.types import Member
 from extproc.protocol.addresses import AddressError, parse_address
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former takes a fifth of the time
 _UNUSABLE = ("UNHEALTHY", "DRAINING", "TIMEOUT")
 # Besides its own errors, PyYAML lets through those of the types it makes: a date that is none, for instance.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError)
@@ -50,7 +51,7 @@ def parse_members(text: str, template: Member, cluster: str | None = None) -> tu
             or one endpoint listed twice with different settings. The message names the entry.
     """
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_LOADER)  # noqa: S506 - both are safe ones
     except _UNREADABLE as error:
         raise ProtocolError(f"not valid YAML or JSON: {' '.join(str(error).split())}") from error
     members: dict[str, Member] = {}

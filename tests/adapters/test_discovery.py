@@ -1,5 +1,6 @@
 import json
 import os
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,6 +10,7 @@ from extproc.adapters.envoy_bootstrap import write_workers_file
 from extproc.adapters.name_resolution import ResolutionSettings
 from extproc.core.types import Member
 from extproc.protocol.addresses import AddressError
+from extproc.protocol.members_file import parse_members
 from tests.support.waiting import until
 
 TEMPLATE = Member("", pool="chat")
@@ -201,6 +203,32 @@ async def test_a_file_being_written_is_not_read_half(tmp_path):
     async with discovering(source) as seen:
         await until(lambda: seen.members)
         assert seen.members == [tuple(Member(f"10.0.0.{n}:80", pool="chat") for n in (1, 2, 3))]
+
+
+@pytest.mark.parametrize("text", ["- 10.0.0.1:80\n", "- 10.0.0.1\n"], ids=["good", "broken"])
+async def test_a_file_is_parsed_beside_the_event_loop_and_once(tmp_path, monkeypatch, text):
+    parsed_by = []
+
+    def parsing(*arguments):
+        parsed_by.append(threading.current_thread())
+        return parse_members(*arguments)
+
+    monkeypatch.setattr("extproc.adapters.discovery.parse_members", parsing)
+    path = tmp_path / "workers.yaml"
+    path.write_text(text)
+    source = watching(path)
+    real_read, reads = source._read, 0
+
+    def read():
+        nonlocal reads
+        reads += 1
+        return real_read()
+
+    source._read = read
+    async with discovering(source):
+        await until(lambda: reads > 6)
+    assert len(parsed_by) == 1
+    assert threading.main_thread() not in parsed_by
 
 
 async def test_a_huge_file_is_an_error_not_a_burden(tmp_path, monkeypatch):
