@@ -276,6 +276,9 @@ class App(Assembled):
                 kv_streams=self._watch.subscriber.streams,
                 ext_proc=ext_proc.counters,
                 access_log=access_log.counters,
+                access_log_streams=lambda: (
+                    None if self.exchange is None else self.exchange.access_log_streams
+                ),
                 held=tuple if self._held is None else self._held.state,
                 prompt_caches=self._pools.prompt_caches,
                 prompt_processes=self._pools.processes.state,

@@ -21,6 +21,7 @@ from tests.support.ports import free_port, free_ports
 from tests.support.sim_engine import SimEngine
 from tests.support.waiting import until
 
+_STREAMS = "warmroute_access_log_streams "
 TEXT = "Once upon a time, in a land far away. " * 12
 
 
@@ -335,6 +336,31 @@ async def test_a_replica_that_stops_does_not_tell_that_its_open_requests_are_ove
             await until(lambda: told() == 3)
         assert told() == 3
         assert (tmp_path / "1" / "decisions.jsonl").read_text().count('"the router stopped"') == 3
+
+
+async def test_an_access_log_that_reaches_a_peer_is_none_that_is_missing(tmp_path):
+    """The alert looks at each replica, and Envoy's log may go to another one, which hands it on."""
+    ports = free_ports(2)
+
+    def replica(number):
+        peers = {
+            "name": f"replica-{number}",
+            "listen": f"127.0.0.1:{ports[number]}",
+            "static": [f"127.0.0.1:{ports[1 - number]}"],
+            "interval_s": 0.01,
+        }
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return Running(settings(folder, engine, peers=peers, admin={"listen": "127.0.0.1:0"}))
+
+    def streams(app):
+        page = app.telemetry.page().body.decode()
+        return [float(line.split()[1]) for line in page.splitlines() if line.startswith(_STREAMS)]
+
+    async with SimEngine() as engine, replica(0) as one, replica(1) as other:
+        assert streams(one) == streams(other) == [0.0]
+        one.exchange.forwarding.access_log_streams(2)  # its access log server says
+        await until(lambda: streams(one) == [2.0] and streams(other) == [1.0])
 
 
 async def test_the_admin_servers_token_is_read_from_its_file(tmp_path):

@@ -64,6 +64,7 @@ class StateSources:
         kv_streams: workers whose KV events are followed, and how their streams are doing.
         ext_proc: the ext_proc server's counters; None before it runs.
         access_log: the access log server's counters; None before it runs.
+        access_log_streams: open streams that tell of our requests; None: those of our own server.
         held: what is held, by pool; nothing where nothing is.
         prompt_caches: what each pool's encoders remember.
         prompt_processes: how the processes that encode long prompts are doing.
@@ -80,6 +81,7 @@ class StateSources:
     kv_streams: Callable[[], Mapping[WorkerId, KvStream]]
     ext_proc: Callable[[], ExtProcCounts | None]
     access_log: Callable[[], AccessLogCounts | None]
+    access_log_streams: Callable[[], int | None] = lambda: None
     held: Callable[[], Sequence[HeldState]] = tuple
     prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict
     prompt_processes: Callable[[], ProcessesState] = lambda: NO_PROCESSES
@@ -98,6 +100,7 @@ class StateSources:
         kv_streams: Callable[[], Mapping[WorkerId, KvStream]],
         ext_proc: ExtProcCounts | None = None,
         access_log: AccessLogCounts | None = None,
+        access_log_streams: Callable[[], int | None] = lambda: None,
         held: Callable[[], Sequence[HeldState]] = tuple,
         prompt_caches: Callable[[], Mapping[str, Sequence[PieceCacheStats]]] = dict,
         prompt_processes: Callable[[], ProcessesState] = lambda: NO_PROCESSES,
@@ -120,6 +123,7 @@ class StateSources:
             kv_streams=kv_streams,
             ext_proc=lambda: ext_proc,
             access_log=lambda: access_log,
+            access_log_streams=access_log_streams,
             held=held,
             prompt_caches=prompt_caches,
             prompt_processes=prompt_processes,
@@ -211,7 +215,8 @@ class StateCollector(Collector):
             put(service.ERRORS, streams.unsendable_answers, "answer")
             put(service.ERRORS, streams.protocol_errors, "protocol")
         if log is not None:
-            put(service.ACCESS_LOG_STREAMS, log.open_streams)
+            reached = sources.access_log_streams()
+            put(service.ACCESS_LOG_STREAMS, log.open_streams if reached is None else reached)
             put(service.ACCESS_LOG_ENTRIES, log.entries - log.foreign - log.errors, "ours")
             put(service.ACCESS_LOG_ENTRIES, log.foreign, "foreign")
             put(service.ACCESS_LOG_ENTRIES, log.errors, "unreadable")

@@ -29,7 +29,7 @@ OLDEST_LEASE = gauge("warmroute_oldest_lease_seconds", SECOND, "Age of the oldes
 ACCESS_LOG_STREAMS = gauge(
     "warmroute_access_log_streams",
     "{stream}",
-    "Open streams of Envoy's access log; at 0, ends of requests are lost.",
+    "Open streams of Envoy's access log, and peers with some, who hand on; at 0, ends of requests are lost.",
 )
 ACCESS_LOG_ENTRIES = counter(
     "warmroute_access_log_entries", "{entry}", "Entries received, and foreign ones.", ("kind",)
