@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import cast
 
@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
 from extproc.adapters.telemetry.catalogue import METRICS
+from extproc.adapters.telemetry.last_words import beside, in_time
 
 _log = logging.getLogger("warmroute.telemetry")
 
@@ -62,25 +63,27 @@ class OtlpMetrics:
         self._task = asyncio.create_task(self._run(), name="otlp-metrics")
 
     async def close(self) -> None:
-        """Export a last time and stop."""
+        """Export a last time, if that is possible soon, and stop."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-            await self._export()
-        await asyncio.to_thread(self._exporter.shutdown)
+            await in_time(self._export(), self._exporter.shutdown)
+        await in_time(self._exporter.shutdown, lambda: None)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._export()
+            await beside(self._export())
 
-    async def _export(self) -> None:
+    def _export(self) -> Callable[[], object]:
+        """What exports the figures of now."""
         try:
             data = metrics_data(self._registry.collect(), self._resource, self._started_ns, time.time_ns())
-            await asyncio.to_thread(self._exporter.export, data)
         except Exception:
             _log.exception("metrics could not be exported; the next interval tries again")
+            return lambda: None
+        return lambda: self._exporter.export(data)
 
 
 def metrics_data(

@@ -1,10 +1,10 @@
 """Telemetry from its start to its end, as the environment asks for it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from extproc.adapters.deferred import Deferred
+from extproc.adapters.telemetry.last_words import in_time
 from extproc.adapters.telemetry.recorder import Telemetry
 from extproc.adapters.telemetry.setup import choose, otlp_metrics, tracer_provider
 from extproc.adapters.telemetry.spans import Spans
@@ -37,8 +37,8 @@ async def running_telemetry(
     async with AsyncExitStack() as stack:
         spans = None
         if choice.traces is not None:
-            provider = tracer_provider(choice.traces, version)
-            stack.push_async_callback(asyncio.to_thread, provider.shutdown)
+            provider, sender = tracer_provider(choice.traces, version)
+            stack.push_async_callback(in_time, provider.shutdown, sender.shutdown)
             spans = Spans(provider.get_tracer("warmroute", version))
             report(f"traces: OTLP over {choice.traces}")
         telemetry = Telemetry(clock, is_base_model, spans, later)

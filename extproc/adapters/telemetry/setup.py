@@ -20,6 +20,7 @@ from extproc.core.errors import WarmrouteError
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
     from extproc.adapters.telemetry.otlp_metrics import OtlpMetrics
 
@@ -98,10 +99,10 @@ def resource(version: str) -> "Resource":
     return Resource({**ours, **{k: v for k, v in found.attributes.items() if k not in ours}})
 
 
-def tracer_provider(protocol: Protocol, version: str) -> "TracerProvider":
+def tracer_provider(protocol: Protocol, version: str) -> "tuple[TracerProvider, SpanExporter]":
     """Samples and exports spans as the environment says, in batches, in a thread of its own."""
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     exporter: SpanExporter
     if protocol == "grpc":
@@ -114,7 +115,7 @@ def tracer_provider(protocol: Protocol, version: str) -> "TracerProvider":
         exporter = HttpExporter()
     provider = TracerProvider(resource=resource(version), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    return provider, exporter
 
 
 def otlp_metrics(

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import threading
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
@@ -85,3 +86,30 @@ async def test_an_export_that_fails_is_followed_by_the_next():
     await until(lambda: exporter.calls > 2)
     with contextlib.suppress(asyncio.CancelledError):
         await exporting.close()
+
+
+class Stuck:
+    """Does not come back before it is told to shut down."""
+
+    def __init__(self):
+        self.exporting, self.ended = threading.Event(), threading.Event()
+
+    def export(self, _data):
+        self.exporting.set()
+        self.ended.wait()
+
+    def shutdown(self):
+        self.ended.set()
+
+
+@pytest.mark.parametrize("in_the_middle", [False, True])
+async def test_the_end_does_not_wait_for_a_collector(in_the_middle, monkeypatch):
+    monkeypatch.setattr("extproc.adapters.telemetry.last_words.LAST_S", 0.05)
+    exporter = Stuck()
+    exporting = OtlpMetrics(CollectorRegistry(), exporter, RESOURCE, 0.001 if in_the_middle else 600.0)
+    exporting.start()
+    if in_the_middle:
+        await until(exporter.exporting.is_set)
+    async with asyncio.timeout(10.0):
+        await exporting.close()
+    assert exporter.ended.is_set()

@@ -1,3 +1,5 @@
+import asyncio
+import socket
 import time
 
 import pytest
@@ -56,6 +58,21 @@ async def test_a_collector_that_is_not_there_holds_nothing_up(monkeypatch):
         telemetry.decided(http(), decision(), telemetry.begin())
         telemetry.finished(released(decision()))
     assert telemetry.faults == 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+async def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(protocol, monkeypatch):
+    monkeypatch.setattr("extproc.adapters.telemetry.last_words.LAST_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "3600",
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        async with asyncio.timeout(20.0), started(environment, lambda _text: None) as telemetry:
+            telemetry.decided(http(), decision(), telemetry.begin())
 
 
 async def test_a_wrong_variable_stops_the_start():

@@ -84,13 +84,13 @@ async def test_the_protocol_chooses_the_exporter(protocol, kind, monkeypatch):
     exporting = otlp_metrics(protocol, new_registry(), "1", 60.0)
     assert isinstance(exporting._exporter, kind)
     await exporting.close()
-    tracer_provider(protocol, "1").shutdown()
+    tracer_provider(protocol, "1")[0].shutdown()
 
 
 def test_the_sampler_is_the_environments(monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.125")
-    provider = tracer_provider("grpc", "1")
+    provider, _ = tracer_provider("grpc", "1")
     assert "0.125" in provider.sampler.get_description()
     provider.shutdown()
 
