@@ -161,7 +161,9 @@ class AdminServer:
         if self._token is None:
             return True
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+        return kind.lower() == "bearer" and hmac.compare_digest(
+            given.strip().encode("utf-8", "surrogateescape"), self._token
+        )
 
     async def _answer_page(self, request: web.Request) -> web.Response:
         del request

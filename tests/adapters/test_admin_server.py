@@ -159,6 +159,14 @@ async def test_without_the_token_nothing_is_told(guarded, path, given):
     assert "worker" not in text
 
 
+async def test_a_token_that_is_no_text_is_a_wrong_one(guarded, caplog):
+    reader, writer = await asyncio.open_connection(*guarded.admin.address.split(":"))
+    writer.write(b"GET /state HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+    assert caplog.text == ""
+
+
 async def test_with_the_token_everything_is_and_health_needs_none(guarded):
     assert (await get(guarded, "/state", Authorization="Bearer s3cret"))[0] == 200
     for path in ("/livez", "/readyz", "/"):
