@@ -65,9 +65,7 @@ class JournalWriter:
         file = os.fdopen(descriptor, "wb", buffering=0)
         self._file = file
         with self._early, self._early.getbuffer() as data:
-            written = 0
-            while written < len(data):
-                written += file.write(data[written:])
+            _write_whole(file, data)
 
     def write(self, entry: Entry) -> None:
         """Add one entry; it reaches the file with the next `flush`, or when enough have come together.
@@ -102,7 +100,7 @@ class JournalWriter:
         raw = msgspec.msgpack.encode([msgspec.Raw(data) for data in self._waiting])
         piece = zlib.compress(raw, _LEVEL)
         self._waiting, self._waiting_bytes = [], 0
-        self._file.write(len(piece).to_bytes(4, "little") + piece)
+        _write_whole(self._file, len(piece).to_bytes(4, "little") + piece)
         self.bytes += 4 + len(piece)
 
     def close(self) -> None:
@@ -120,6 +118,13 @@ class JournalWriter:
         """Close without what has not been handed over."""
         self._waiting = []
         self._file.close()
+
+
+def _write_whole(file: BinaryIO, data: bytes | memoryview) -> None:
+    """A full disk takes as much as it has room for without an error: what came after would not be found."""
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
 
 
 class JournalReader:

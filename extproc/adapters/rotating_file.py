@@ -3,6 +3,7 @@
 Whoever else rotates it is respected: when the name no longer leads to the open file, it is opened anew.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class RotatingFile:
         """Append `data`, whole, and hand it to the system.
 
         Raises:
-            OSError: it could not be written; later writes try again.
+            OSError: it could not be written, and nothing of it is there; later writes try again.
         """
         if self._file.closed or (self._clock() >= self._look_at and self._is_elsewhere()):
             self._file.close()
@@ -61,8 +62,20 @@ class RotatingFile:
             self._file.close()
             rotate(self._path, self._keep)
             self._open()
-        self._file.write(data)
+        self._append(data)
         self._size += len(data)
+
+    def _append(self, data: bytes) -> None:
+        """What a full disk has room for is written without an error, so the beginning of it is taken back."""
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError:
+            if written:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file.fileno(), os.fstat(self._file.fileno()).st_size - written)
+            raise
 
     def close(self) -> None:
         """Close it."""

@@ -6,6 +6,7 @@ from extproc.adapters.journal_file import MAGIC, JournalFullError, JournalReader
 from extproc.core.policies import POLICIES
 from extproc.journal.header import JournalError
 from extproc.journal.replay import Replay
+from tests.support.full_disk import full_at
 from tests.support.recorded import HEADER, Traffic
 
 ENTRIES = [[2, [float(number)]] for number in range(1000)]
@@ -55,6 +56,21 @@ def test_a_torn_end_costs_no_more_than_itself(tmp_path):
         reader = JournalReader(path)
         assert list(reader.entries()) == ENTRIES[:900]
         assert reader.torn
+
+
+def test_a_full_disk_is_an_error_and_costs_the_piece_that_has_no_room(tmp_path):
+    path = tmp_path / "journal"
+    writer = JournalWriter(path, HEADER, 10**9, 1)
+    writer.open()
+    writer.write(ENTRIES[0])
+    writer.flush()
+    writer.write(ENTRIES[1])
+    with full_at(path.stat().st_size + 3), pytest.raises(OSError, match="large"):
+        writer.flush()
+    writer.abandon()
+    reader = JournalReader(path)
+    assert list(reader.entries()) == ENTRIES[:1]
+    assert reader.torn
 
 
 def test_a_full_journal_ends_whole(tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 
 from extproc.adapters.rotating_file import RotatingFile, rotate
+from tests.support.full_disk import full_at
 
 
 class Clock:
@@ -35,6 +36,19 @@ def test_no_piece_is_torn_and_the_oldest_go(tmp_path):
         b"4---5---", b"6---7---", b"8---",
     ]  # fmt: skip
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_full_disk_costs_what_it_has_no_room_for_and_tears_nothing(tmp_path):
+    path = tmp_path / "log"
+    file = RotatingFile(path, 0, 1)
+    with full_at(10):
+        file.write(b"first--\n")
+        with pytest.raises(OSError, match="large"):
+            file.write(b"second-\n")
+        assert path.read_bytes() == b"first--\n"
+    file.write(b"third--\n")
+    file.close()
+    assert path.read_bytes() == b"first--\nthird--\n"
 
 
 def test_a_piece_larger_than_the_limit_is_written_whole(tmp_path):

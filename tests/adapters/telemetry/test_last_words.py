@@ -16,7 +16,7 @@ async def test_work_is_done_beside_the_event_loop_and_waited_for():
 
 
 async def test_what_work_raises_is_logged(caplog):
-    await beside(lambda: [][0])
+    await beside(lambda: int("none"))
     assert "could not be exported" in caplog.text
 
 
