@@ -201,10 +201,16 @@ class FleetWatch(Assembled):
         self._service.finish(*self._router.on_metrics(endpoint, by_rank, self._clock(), self._behind()))
         if others:
             self._follow_kv_events([member for pool in self._members.values() for member in pool], others)
-        if before:
+        ready = self._is_ready(endpoint)
+        if ready and before:
             self._not_ready.pop(endpoint, None)
             self._report(f"worker {endpoint} is ready again")
-            self.update_health()
+        elif not ready and (not before or endpoint not in self._not_ready):
+            self._not_ready[endpoint] = None
+            self._report(f"worker {endpoint} is not ready: its engine is asleep")
+        else:
+            return
+        self.update_health()
 
     def _compare_ranks(self, endpoint: str, ranks: Collection[int]) -> None:
         """Whether the ranks on a page are those expected, and which one it is if there is only one."""
@@ -317,10 +323,10 @@ class FleetWatch(Assembled):
             resort = any(not table.is_ready(state, now) for state in sent_to)
             if resort and pool not in self._last_resort:
                 self._last_resort[pool] = None
-                self._report(
-                    f"pool {pool}: no worker's metrics page can be read; requests go all the same to "
-                    f"{len(sent_to)} that were reached"
-                )
+                why = "no worker's metrics page can be read; requests go all the same to"
+                if any(state.asleep for state in sent_to):
+                    why = "no worker is awake whose metrics page can be read; requests go, and wait, to"
+                self._report(f"pool {pool}: {why} {len(sent_to)} that were reached")
             elif sent_to and not resort and pool in self._last_resort:
                 del self._last_resort[pool]
                 self._report(f"pool {pool}: workers are ready again")

@@ -99,6 +99,31 @@ async def test_where_no_metrics_page_can_be_read_requests_go_to_the_engines_all_
         await until(lambda: told_to_envoy(app) == down)
 
 
+async def test_an_engine_that_was_put_to_sleep_gets_requests_only_if_all_were(tmp_path):
+    async with (
+        SimEngine() as one,
+        SimEngine() as two,
+        Running(settings(tmp_path, one, two, **LIMITED)) as app,
+    ):
+        both = {one.endpoint, two.endpoint}
+        assert set((await app.ask()).endpoints) == both
+        one.faults.asleep = True
+        await until(app.says(one.endpoint, "not ready", "asleep"))
+        assert (await app.ask()).endpoints == (two.endpoint,)
+        assert told_to_envoy(app) == {one.endpoint: Health.DEGRADED, two.endpoint: Health.HEALTHY}
+        two.faults.asleep = True
+        await until(app.says("no worker is awake"))
+        assert set((await app.ask()).endpoints) == both
+        assert app.health.ready
+        state = app.router.table.at(one.endpoint)[0]
+        heard = state.metrics_at
+        await until(lambda: state.metrics_at > heard)
+        one.faults.asleep = False
+        await until(app.says(one.endpoint, "ready again"))
+        assert (await app.ask()).endpoints == (one.endpoint,)
+        assert sum("asleep" in line for line in app.said) == 2
+
+
 async def test_an_engine_whose_page_is_slow_stays_ready_while_it_serves(tmp_path):
     async with (
         SimEngine() as slow,

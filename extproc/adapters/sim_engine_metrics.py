@@ -27,12 +27,16 @@ class EngineMetricsPage(Collector):
         model_name: Value of the `model_name` label.
         max_loras: How many adapters it has; 0 leaves `vllm:lora_requests_info` out, as the engine does.
         engine: Data-parallel rank, the `engine` label.
+
+    Attributes:
+        asleep: Tell that the engine was put to sleep.
     """
 
     def __init__(self, model: EngineModel, model_name: str, max_loras: int, engine: int = 0) -> None:
         self._model = model
         self._labels = {"engine": str(engine), "model_name": model_name}
         self._max_loras = max_loras
+        self.asleep = False
         self._created = time.time()
         self._adapters_seen: dict[tuple[str, str], float] = {}
         self._registry = CollectorRegistry()
@@ -65,6 +69,19 @@ class EngineMetricsPage(Collector):
         for reason, value in (("capacity", reported.waiting), ("deferred", 0)):
             by_reason.add_metric([*self._labels.values(), reason], value)
         yield by_reason
+        sleep = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+            labels=[*self._labels, "sleep_state"],
+        )
+        for state, on in (
+            ("awake", not self.asleep),
+            ("weights_offloaded", self.asleep),
+            ("discard_all", False),
+        ):
+            sleep.add_metric([*self._labels.values(), state], float(on))
+        yield sleep
         yield self._gauge(
             "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", reported.kv_usage
         )

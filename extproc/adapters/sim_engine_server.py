@@ -73,6 +73,7 @@ class Faults:
         metrics_frozen: Keep answering `/metrics` with the page as it was when this was set.
         metrics_hang: Never answer `/metrics`.
         lose_events: KV events go into the replay buffer but not onto the wire.
+        asleep: Tell on `/metrics` that the engine was put to sleep.
     """
 
     status: int | None = None
@@ -82,6 +83,7 @@ class Faults:
     metrics_frozen: bool = False
     metrics_hang: bool = False
     lose_events: bool = False
+    asleep: bool = False
 
 
 class SimEngineServer:
@@ -362,6 +364,7 @@ class SimEngineServer:
         if self.faults.metrics_status is not None:
             return web.Response(status=self.faults.metrics_status)
         assert self._page is not None  # noqa: S101 - set before the port opens
+        self._page.asleep = self.faults.asleep
         if not self.faults.metrics_frozen:
             self._frozen_page = None
             page = self._page.render()

@@ -11,6 +11,7 @@ from extproc.core.snapshot import RouterSnapshot, WorkerSnapshot
 
 _FEW = 20  # requests before shares of them mean anything
 _MANY = 0.2
+_ASLEEP = "the engine is asleep: requests wait there until somebody wakes it up"
 
 
 class Severity(StrEnum):
@@ -91,11 +92,16 @@ def _pools(seen: Observed) -> Iterator[Warning]:
                 "their metrics pages cannot be read, or Envoy cannot connect to them",
             )  # fmt: skip
         elif any(worker.last_resort for worker in workers):
+            cause = (
+                "the engines are too busy to serve their metrics pages in time, or the pages are broken: add "
+                "workers, or check `scrape`"
+            )
+            if any(worker.last_resort and _asleep(worker) for worker in workers):
+                cause = "the engines are asleep: requests wait there until somebody wakes them up"
             yield Warning(
                 Severity.BAD, f"pool {pool.name}",
                 "none of its workers is ready: its requests go to those that were reached all the same",
-                "the engines are too busy to serve their metrics pages in time, or the pages are broken: add "
-                "workers, or check `scrape`",
+                cause,
             )  # fmt: skip
 
 
@@ -146,17 +152,20 @@ def _worker(worker: WorkerSnapshot, seen: Observed) -> Iterator[Warning]:
     error = seen.scrape_errors.get(worker.worker.endpoint)
     age = worker.metrics_age_s
     if not worker.ready:
-        if worker.unreachable_s is not None:
+        if _asleep(worker):
+            cause = _ASLEEP
+        elif worker.unreachable_s is not None:
             cause = "a request could not be delivered; it is tried again when its metrics can be read"
         else:
             cause = f"its metrics cannot be read ({error or 'no answer'}): it is down, overloaded or cut off"
         which = "only requests that no ready worker may serve" if worker.reached else "no requests"
         yield Warning(Severity.BAD, name, f"not ready: it gets {which}", cause)
     elif worker.last_resort:
-        yield Warning(
-            Severity.BAD, name, "not ready: it gets requests only because no other worker is",
-            f"it answers, but its metrics cannot be read ({error or 'no answer'})",
-        )  # fmt: skip
+        cause = f"it answers, but its metrics cannot be read ({error or 'no answer'})"
+        if _asleep(worker):
+            cause = _ASLEEP
+        text = "not ready: it gets requests only because no other worker is"
+        yield Warning(Severity.BAD, name, text, cause)
     elif age is None or age > seen.stale_after_s:
         since = "it never reported metrics" if age is None else f"its metrics are {age:.0f} s old"
         yield Warning(
@@ -167,6 +176,10 @@ def _worker(worker: WorkerSnapshot, seen: Observed) -> Iterator[Warning]:
         yield Warning(Severity.ODD, name, "predictions fail", worker.complaint)
     if worker.pool in seen.pools_with_events:
         yield from _events(worker, name)
+
+
+def _asleep(worker: WorkerSnapshot) -> bool:
+    return worker.metrics is not None and worker.metrics.awake is False
 
 
 def _events(worker: WorkerSnapshot, name: str) -> Iterator[Warning]:

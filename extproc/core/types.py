@@ -117,6 +117,7 @@ class EngineMetrics:
     model_name: str | None = None
     adapters: tuple[str, ...] = ()  # with requests running or waiting
     max_adapters: int | None = None  # that fit on the GPU at a time
+    awake: bool | None = None  # False: it was put to sleep; requests wait until it is woken up
 
     @property
     def crowded(self) -> int:

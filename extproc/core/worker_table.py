@@ -8,6 +8,9 @@ one failed says what a worker is that is not ready:
     UNREADABLE   it answered, but with an error, or with something that is no metrics page
     OUT          it refused the connection, cut it, or could not be connected to
 
+Who was put to sleep (vLLM's sleep mode) serves its page, takes requests, and lets them wait until somebody
+wakes it up. It looks idle, and is ASLEEP until its page tells otherwise, whatever else it is but OUT.
+
 One process serves the page and the answers, so under load the page may come too late from a worker that
 serves perfectly well. A request that is served to its end therefore takes back the failures before it, where
 the last of them was of a slow page, and one that was served since a scrape began takes back that scrape's.
@@ -19,7 +22,8 @@ Of the workers that may serve a request it goes to
 1. those that are ready, as long as the page of one of them can be read;
 2. else all that are slow, whether they have just served something or not: who was sent nothing has nothing to
    show, and the others would take all;
-3. else those that are unreadable.
+3. else those that are unreadable;
+4. else those that are asleep.
 
 Better these than to refuse a request. Who is out gets none. So a request that only some may serve (those of a
 subset, a tenant's, those that have its adapter) may go to workers that others are kept away from while anyone
@@ -54,7 +58,8 @@ class Readiness(IntEnum):
     READY = 0
     SLOW = 1
     UNREADABLE = 2
-    OUT = 3
+    ASLEEP = 3
+    OUT = 4
 
 
 @dataclass(slots=True)
@@ -82,6 +87,11 @@ class WorkerState:
     kv_reset: bool = False  # its KV events have begun anew since the last scrape
     kv_silent: bool = False  # its KV events have stopped without a word
     kv_suspended: bool = False  # the connection for KV events was lost: the engine may be another one now
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it was put to sleep, as far as it has told."""
+        return self.metrics is not None and self.metrics.awake is False
 
     def metrics_age_s(self, now: float) -> float | None:
         """Seconds since the last good scrape; None before the first."""
@@ -238,6 +248,8 @@ class WorkerTable:
             state.unreachable_since = None
             metrics = told.get(state.id)
             if metrics is not None:
+                if state.asleep != (metrics.awake is False):
+                    self._ready.clear()
                 state.metrics = metrics
                 state.metrics_at = now
                 state.kv_reset = False
@@ -317,7 +329,8 @@ class WorkerTable:
         return self._by_scrapes(state)
 
     def _by_scrapes(self, state: WorkerState) -> Readiness:
-        return Readiness.READY if state.strikes < self.failure_limit else state.failed_as
+        found = Readiness.READY if state.strikes < self.failure_limit else state.failed_as
+        return max(found, Readiness.ASLEEP) if state.asleep else found
 
     def ready(self, pool: str, subset: frozenset[str] | None, now: float) -> Sequence[WorkerState]:
         """Where requests of `pool` may go, among the endpoints in `subset` unless it is None: see the module.
@@ -354,10 +367,12 @@ class WorkerTable:
 
     def _best(self, reached: Sequence[WorkerState]) -> list[WorkerState]:
         """Of workers that are not out, those that are sent requests that only these may serve."""
-        ready, slow, unreadable = [], [], []
+        ready, slow, unreadable, asleep = [], [], [], []
         some_read, limit, no_page = False, self.failure_limit, Readiness.UNREADABLE
         for state in reached:
-            if state.strikes < limit:
+            if state.asleep:
+                asleep.append(state)
+            elif state.strikes < limit:
                 ready.append(state)
                 if state.scrape_failures < limit:
                     some_read = True
@@ -367,7 +382,7 @@ class WorkerTable:
                 unreadable.append(state)
             else:
                 slow.append(state)
-        return ready if some_read else slow or unreadable
+        return ready if some_read else slow or unreadable or asleep
 
     def why_none_is_ready(self, pool: str, subset: frozenset[str] | None) -> str:
         """What to tell whoever finds `ready` empty."""

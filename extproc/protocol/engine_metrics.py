@@ -7,6 +7,7 @@ has 600 lines of which 25 matter. Rules:
 - the newer name of a family wins over the older;
 - several series of one rank are added (shares: the highest counts);
 - of the reasons for waiting only `deferred` is read: those wait for a grammar or for KV from elsewhere;
+- of the states of sleep only `awake` is read;
 - vLLM writes the blocks of all ranks of a page together into the information of each: they are shared out;
 - no `engine` label means rank 0; information without that label holds for every rank of the page;
 - of `lora_requests_info` only the newest series counts: its value is when it was last true, old series stay.
@@ -48,6 +49,7 @@ PROMPT_TOKENS = ("vllm:prompt_tokens_total",)
 GENERATION_TOKENS = ("vllm:generation_tokens_total",)
 CACHE_INFO = "vllm:cache_config_info"
 LORA_INFO = "vllm:lora_requests_info"
+SLEEP_STATE = "vllm:engine_sleep_state"
 
 TTFT = ("vllm:time_to_first_token_seconds",)
 QUEUE_TIME = ("vllm:request_queue_time_seconds",)
@@ -68,6 +70,7 @@ SAMPLE_NAMES: tuple[str, ...] = (
     *GENERATION_TOKENS,
     CACHE_INFO,
     LORA_INFO,
+    SLEEP_STATE,
     *(f"{name}{part}" for name in _HISTOGRAMS for part in ("_sum", "_count")),
 )
 """Every sample that is read: what a filtered scrape asks for."""
@@ -225,6 +228,8 @@ def _add(page: _Page, name: str, labels: Mapping[str, str], value: float) -> Non
         return
     if name == WAITING_BY_REASON and labels.get("reason") != "deferred":
         return
+    if name == SLEEP_STATE and labels.get("sleep_state") != "awake":
+        return
     state = page.ranks.setdefault(rank or 0, _Rank())
     state.values.setdefault(name, []).append(value)
     state.model_name = state.model_name or labels.get("model_name")
@@ -246,6 +251,7 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
     at, lora = page.lora.get(rank, page.lora.get(None, (0.0, {})))
     merged = at > _LATEST_TIME or (rank not in page.lora and len(page.ranks) > 1)
     usage = _value(values, KV_USAGE, max)
+    awake = _value(values, (SLEEP_STATE,), min)
     return EngineMetrics(
         running=_whole(_value(values, RUNNING)),
         waiting=_whole(_value(values, WAITING)),
@@ -265,6 +271,7 @@ def _metrics(page: _Page, rank: int) -> EngineMetrics:
         model_name=state.model_name,
         adapters=() if merged else _adapters(lora),
         max_adapters=_positive(lora.get("max_lora")),
+        awake=None if awake is None else awake > 0.0,
     )
 
 

@@ -99,6 +99,18 @@ async def test_a_worker_that_could_not_be_reached(watched):
     assert "delivered" in one.cause
 
 
+async def test_engines_that_are_asleep(watched):
+    watched.scrape(1, awake=False)
+    (one,) = warnings(seen(watched))
+    assert (one.severity, one.subject) == (Severity.BAD, str(worker(1)))
+    assert "no ready worker may serve" in one.text
+    assert "asleep" in one.cause
+    for n in (0, 2):
+        watched.scrape(n, awake=False)
+    assert told(watched)[0] == (Severity.BAD, "pool default")
+    assert all("asleep" in one.cause for one in warnings(seen(watched)))
+
+
 async def test_old_metrics(watched):
     assert told(watched, 6.0) == [(Severity.ODD, str(worker(n))) for n in range(3)]
     assert "old" in warnings(seen(watched, 6.0))[0].text

@@ -144,6 +144,38 @@ def test_where_nobody_is_ready_the_slow_serve_then_those_whose_pages_are_broken_
     assert ready(table, 19.0) == [worker(3)]  # the connection is forgiven; its page is as slow as before
 
 
+def test_who_is_asleep_gets_only_what_nobody_else_can_serve():
+    """It serves its page and takes requests, which wait until somebody wakes it up."""
+    table = table_of(3)
+    asleep, awake = {0: metrics(awake=False)}, {0: metrics(awake=True)}
+    assert ready(table) == [worker(0), worker(1), worker(2)]
+    table.on_metrics(worker(0).endpoint, asleep, 1.0)
+    assert ready(table) == [worker(1), worker(2)]
+    assert ready(table, subset={worker(0).endpoint}) == [worker(0)]
+    state = table.get(worker(0))
+    assert table.readiness(state, 1.0) is Readiness.ASLEEP
+    table.on_metrics(worker(1).endpoint, awake, 2.0)
+    table.on_metrics(worker(0).endpoint, asleep, 2.0)
+    assert ready(table) == [worker(1), worker(2)]
+    for n in (1, 2):
+        for _ in range(3):
+            table.on_page_failure(worker(n).endpoint, 3.0, slow=False)
+    assert ready(table) == [worker(1), worker(2)]
+    for n in (1, 2):
+        table.on_scrape_failure(worker(n).endpoint)
+    assert ready(table) == [worker(0)]
+    for _ in range(3):
+        table.on_page_failure(worker(0).endpoint, 4.0, slow=True)
+    assert table.readiness(state, 4.0) is Readiness.ASLEEP
+    table.on_metrics(worker(1).endpoint, {0: metrics()}, 5.0)
+    assert ready(table) == [worker(1)]
+    table.on_metrics(worker(0).endpoint, awake, 6.0)
+    assert ready(table) == [worker(0), worker(1)]
+    for _ in range(3):
+        table.on_scrape_failure(worker(0).endpoint)
+    assert table.readiness(state, 6.0) is Readiness.OUT
+
+
 def test_those_of_a_subset_serve_it_as_a_last_resort_while_others_are_ready():
     table = table_of(3)
     slow(table, 0, 1.0, 4.0, 7.0)

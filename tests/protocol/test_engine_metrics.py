@@ -47,9 +47,21 @@ def test_a_real_page_of_vllm_0_32():
         prefill_time=HistogramTotals(1.25123729500001, 15),
         inter_token=HistogramTotals(0.10146530200040615, 45),
         model_name="tiny",
+        awake=True,
     )
     assert parse_engine_metrics(PAGE) == {0: expected}
     assert parse_engine_metrics(PAGE.encode()) == {0: expected}
+
+
+def test_an_engine_that_was_put_to_sleep_says_so_by_rank():
+    awake = PAGE.index('sleep_state="awake"')
+    line = PAGE[PAGE.rindex("\n", 0, awake) + 1 : PAGE.index("\n", awake)]
+    asleep = line.rpartition(" ")[0] + " 0.0"
+    assert parse_engine_metrics(PAGE.replace(line, asleep))[0].awake is False
+    other = line.replace('engine="0"', 'engine="1"')
+    both = PAGE.replace(line, f"{asleep}\n{other}")
+    assert [one.awake for one in parse_engine_metrics(both).values()] == [False, True]
+    assert parse_engine_metrics("vllm:num_requests_running 1\n")[0].awake is None
 
 
 def test_a_page_filtered_to_the_sample_names_says_the_same():

@@ -27,7 +27,7 @@ WORKER_READY = gauge(
 WORKER_LAST_RESORT = gauge(
     "warmroute_worker_last_resort",
     ONE,
-    "1 if that is only because no worker of the pool is ready: its /metrics fails.",
+    "1 if that is only because no worker of the pool is ready: its /metrics fails, or it is asleep.",
     WORKER,
 )
 WORKER_ACTIVE = gauge("warmroute_worker_active_requests", REQUEST, "Our unfinished requests there.", WORKER)
