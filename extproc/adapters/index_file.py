@@ -7,6 +7,7 @@
 It is written beside the old one and renamed over it, so that there is always a whole one.
 """
 
+import contextlib
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -32,14 +33,19 @@ def write(path: Path, pieces: Iterable[bytes], written_at: float) -> int:
         OSError: it cannot be written; an earlier one stays as it is.
     """
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(_MAGIC + f"{written_at:.3f}\n".encode())
-        for piece in pieces:
-            file.write(_RECORD.pack(len(piece), xxh3_64_intdigest(piece)))
-            file.write(piece)
-        file.write(_RECORD.pack(0, 0))
-        size = file.tell()
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(_MAGIC + f"{written_at:.3f}\n".encode())
+            for piece in pieces:
+                file.write(_RECORD.pack(len(piece), xxh3_64_intdigest(piece)))
+                file.write(piece)
+            file.write(_RECORD.pack(0, 0))
+            size = file.tell()
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # a disk that it has filled has room again
+        raise
     return size
 
 

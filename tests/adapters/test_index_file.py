@@ -2,6 +2,7 @@ import pytest
 
 from extproc.adapters import index_file
 from extproc.adapters.index_file import IndexFileError
+from tests.support.full_disk import full_at
 
 PIECES = [b"one", b"two" * 1000, b"\x00" * 10]
 
@@ -14,6 +15,13 @@ def file(tmp_path):
 
 
 def test_what_was_written_is_read(file):
+    assert list(index_file.read(file, 60.0, 1030.0)) == PIECES
+    assert [path.name for path in file.parent.iterdir()] == ["index"]
+
+
+def test_one_that_does_not_fit_on_the_disk_leaves_the_old_one_and_its_room(file):
+    with full_at(1000), pytest.raises(OSError, match="large"):
+        index_file.write(file, [bytes(1 << 20)], 2000.0)
     assert list(index_file.read(file, 60.0, 1030.0)) == PIECES
     assert [path.name for path in file.parent.iterdir()] == ["index"]
 

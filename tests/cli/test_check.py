@@ -92,6 +92,19 @@ async def test_addresses_of_events_that_cannot_be_right(tmp_path, capsys):
     assert "port 0" in failed[0]["detail"]
 
 
+async def test_workers_of_every_source_are_examined(tmp_path, capsys, monkeypatch):
+    """Not only those of the source that is the first to know its own."""
+    monkeypatch.setattr(check, "_DISCOVERY_WAIT_S", 10.0)
+    async with SimEngine() as one, SimEngine() as two:
+        address, _, port = two.endpoint.rpartition(":")
+        assert address == "127.0.0.1"
+        static = [{"endpoint": one.endpoint, "kv_events": one.kv_events, "kv_replay": one.kv_replay}]
+        found = {"discovery": {"static": static, "dns": {"name": "localhost", "port": int(port)}}}
+        await run("--json", "-c", config(tmp_path, **found))
+    findings = json.loads(capsys.readouterr().out)
+    assert {one.endpoint, two.endpoint} <= {finding["subject"] for finding in findings}
+
+
 async def test_a_pool_without_a_model_is_a_warning(tmp_path, capsys):
     async with SimEngine() as engine:
         assert await run("--json", "-c", config(tmp_path, engine, model={"path": None})) == 0
