@@ -1,13 +1,14 @@
 """`session-affinity`: consistent hashing with virtual nodes and bounded load."""
 
 import math
+from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from random import Random
 
 import xxhash
 
-from extproc.core.cost import CostSettings
 from extproc.core.policies.base import Policy
 from extproc.core.types import Candidate, PolicyInputs, Reason, RoutingRequest, WorkerId
 
@@ -29,19 +30,13 @@ class SessionAffinity(Policy):
 
     name = "session-affinity"
 
-    def __init__(self, settings: CostSettings) -> None:
-        super().__init__(settings)
-        self._members: tuple[WorkerId, ...] = ()
-        self._points: list[int] = []
-        self._owners: list[WorkerId] = []
-
     def order(
         self, request: RoutingRequest, candidates: Sequence[Candidate], rng: Random
     ) -> tuple[list[Candidate], Reason]:
         """See the class."""
         del rng
         by_worker = {candidate.worker: candidate for candidate in candidates}
-        ring = [by_worker[worker] for worker in self._walk(session_hash(request), tuple(sorted(by_worker)))]
+        ring = [by_worker[worker] for worker in ring_order(session_hash(request), by_worker)]
         total = sum(candidate.active for candidate in candidates)
         bound = math.ceil(LOAD_BOUND * (total + 1) / len(ring))
         within = [candidate for candidate in ring if candidate.active < bound]
@@ -53,24 +48,27 @@ class SessionAffinity(Policy):
         """`session`: where on the ring the request's session lies, in hexadecimal."""
         return (("session", f"{session_hash(request):016x}"),)
 
-    def _walk(self, key: int, workers: tuple[WorkerId, ...]) -> list[WorkerId]:
-        """Workers in the order in which the ring reaches them from `key`."""
-        if workers != self._members:
-            points = sorted(
-                (xxhash.xxh3_64_intdigest(f"{worker}/{number}".encode()), worker)
-                for worker in workers
-                for number in range(VIRTUAL_NODES)
-            )
-            self._members = workers
-            self._points = [point for point, _ in points]
-            self._owners = [owner for _, owner in points]
-        start = bisect_left(self._points, key)
-        seen: dict[WorkerId, None] = {}
-        for at in range(len(self._owners)):
-            seen.setdefault(self._owners[(start + at) % len(self._owners)])
-            if len(seen) == len(workers):
-                break
-        return list(seen)
+
+def ring_order(key: int, workers: Iterable[WorkerId]) -> list[WorkerId]:
+    """Workers in the order in which the ring reaches them from `key`.
+
+    A worker is reached at its first point at or after `key`. So no ring is built, which takes long, and would
+    have to be for each pool, each subset, and whenever a worker is ready or is not.
+    """
+
+    def distance(worker: WorkerId) -> tuple[int, WorkerId]:
+        points = _points(worker)
+        at = bisect_left(points, key)
+        return (points[at] if at < VIRTUAL_NODES else points[0] + (1 << 64)) - key, worker
+
+    return sorted(workers, key=distance)
+
+
+@lru_cache(maxsize=4096)
+def _points(worker: WorkerId) -> "array[int]":
+    """What a worker owns on the ring, in order."""
+    found = (xxhash.xxh3_64_intdigest(f"{worker}/{number}".encode()) for number in range(VIRTUAL_NODES))
+    return array("Q", sorted(found))
 
 
 def session_hash(request: RoutingRequest) -> int:
