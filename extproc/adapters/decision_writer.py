@@ -123,7 +123,10 @@ class DecisionLog:
         """`entry` as it may be shown."""
         if not self._settings.redact:
             return entry
-        hidden = {name: REDACTED for name in self._settings.redact if entry.get(name) is not None}
+        names = self._settings.redact
+        if "model" in names:
+            names |= {"alias"}  # what the client called it
+        hidden = {name: REDACTED for name in names if entry.get(name) is not None}
         return entry | hidden
 
     def close(self) -> None:

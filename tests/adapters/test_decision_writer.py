@@ -103,6 +103,16 @@ def test_hidden_fields_are_hidden_everywhere_and_found_all_the_same(tmp_path, ro
     assert recent.find("secret") == entry
 
 
+def test_a_model_that_is_hidden_is_hidden_under_its_alias_too():
+    log = DecisionLog("", pytest.fail, LogSettings(redact=frozenset({"model"})))
+    assert log.hide({"model": "acme-7b", "alias": "acme", "pool": "p"}) == {
+        "model": REDACTED,
+        "alias": REDACTED,
+        "pool": "p",
+    }
+    assert log.hide({"model": "acme-7b", "alias": None}) == {"model": REDACTED, "alias": None}
+
+
 def test_the_last_lines_are_kept_word_for_word_even_those_not_written(tmp_path, router):
     recent = RecentDecisions()
     log = DecisionLog("", pytest.fail, LogSettings(sample=0.0), recent)
