@@ -5,6 +5,7 @@ gets the one in the files. Files that cannot be used, as in the middle of a rene
 """
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class TlsFiles:
         """What the files hold.
 
         Raises:
-            TlsError: a file cannot be read, or holds no PEM.
+            TlsError: a file cannot be read, holds no PEM, or the key is not the certificate's.
         """
         read = []
         for path in self._all:
@@ -58,8 +59,19 @@ class TlsFiles:
             if b"-----BEGIN " not in content:
                 raise TlsError(f"tls: {path} is not a PEM file")
             read.append(content)
+        self._refuse_misfits()
         certificate, key, *ca = read
         return grpc.ssl_server_certificate_configuration([(key, certificate)], ca[0] if ca else None)
+
+    def _refuse_misfits(self) -> None:
+        # gRPC would only say that it cannot listen, or go on with what it had without a word to us.
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.key, password=lambda: ""
+            )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", None) or error
+            raise TlsError(f"tls: {self.key} does not fit {self.certificate}: {why}") from error
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:

@@ -55,6 +55,22 @@ async def test_a_renewed_certificate_is_used_for_new_connections(authority):
         assert await alive(host.server.address, authority.ca_file, name="renewed.test")
 
 
+async def test_a_key_of_another_certificate_is_said_so_at_the_start_and_in_a_renewal(authority, caplog):
+    old = authority.key.read_bytes()
+    changed = follower(authority.files())
+    assert changed() is not None
+    authority.renew()
+    new = authority.key.read_bytes()
+    authority.key.write_bytes(old)
+    with pytest.raises(TlsError, match="does not fit"):
+        async with running(RecordingRouting(), tls=authority.files()):
+            pass
+    assert changed() is None
+    assert "the last certificate stays" in caplog.text
+    authority.key.write_bytes(new)
+    assert changed() is not None
+
+
 def test_the_follower_tells_of_changes_only(authority, caplog):
     changed = follower(authority.files())
     assert changed() is not None
