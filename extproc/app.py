@@ -144,6 +144,7 @@ class App(Assembled):
             health=self.health,
             eds=self.eds,
             memory=self._memory,
+            keys=self._pools.keys,
             clock=self._clock,
             report=self._report,
             behind=lambda: len(self._later) > 0,
@@ -327,6 +328,7 @@ class App(Assembled):
                 access_log.open_streams if self.exchange is None else self.exchange.access_log_streams
             ),
             scrape_errors=self._watch.scrape_errors,
+            models_refused=self._watch.models_refused,
             journal_error=lambda: None if self._journal is None else self._journal.error,
             held=tuple if self._held is None else self._held.state,
             peers=self._peers,

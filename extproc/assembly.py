@@ -1,5 +1,6 @@
 """Parts of a running Warmroute, made from what the configuration says of them."""
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from extproc import __version__
 from extproc.adapters.admission import Admission
 from extproc.adapters.discovery import DnsDiscovery, FileDiscovery, Source, StaticDiscovery
+from extproc.adapters.engine_key import EngineKey
 from extproc.adapters.kubernetes_discovery import KubernetesDiscovery, KubernetesSettings
 from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.name_resolution import ResolutionSettings
@@ -169,6 +171,18 @@ def router_header(
         started=started.isoformat(timespec="milliseconds"),
         clock=clock,
     )
+
+
+def engine_keys(config: Config) -> dict[str, EngineKey]:
+    """The keys that engines ask for, by pool, where they do.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    # About once for each look at what workers serve, which tells first that a key was changed.
+    pause_s = config.scrape.models_interval_s / 2
+    keys = {pool.name: pool.engine_key(pause_s, time.monotonic) for pool in config.pools}
+    return {name: key for name, key in keys.items() if key is not None}
 
 
 def sources_of(pool: Pool) -> list[Source]:

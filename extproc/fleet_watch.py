@@ -5,11 +5,12 @@ hold. Each piece of news goes to the router first, and then to those it changes 
 finishes requests that are lost, Envoy gets its endpoints, health turns, and an operator reads one line.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from extproc.adapters.assembled import Assembled
 from extproc.adapters.discovery import Discovery
 from extproc.adapters.eds_server import EdsService
+from extproc.adapters.engine_key import EngineKey, Refusal
 from extproc.adapters.health_server import HealthService
 from extproc.adapters.index_memory import IndexMemory
 from extproc.adapters.kv_stream import KvSource
@@ -42,6 +43,7 @@ class FleetWatch(Assembled):
         health: ready while there is somewhere to send requests.
         eds: tells Envoy the endpoints.
         memory: what was known of the workers' caches before.
+        keys: of the pools' engines, where they ask for one.
         clock: seconds, monotonic.
         report: told, in one line, what an operator should know.
         behind: whether ends of requests are known that the router has not been told of yet.
@@ -49,6 +51,7 @@ class FleetWatch(Assembled):
     Attributes:
         subscriber: reads the KV events.
         scrape_errors: by endpoint, why its last scrape failed, or what on its page is not as configured.
+        models_refused: by endpoint, why it does not say what it serves.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FleetWatch(Assembled):
         health: HealthService,
         eds: EdsService,
         memory: IndexMemory,
+        keys: Mapping[str, EngineKey],
         clock: Callable[[], float],
         report: Callable[[str], None],
         behind: Callable[[], bool] = lambda: False,
@@ -77,6 +81,7 @@ class FleetWatch(Assembled):
         self._clock = clock
         self._report = report
         self._behind = behind
+        self._keys = keys
         self._topics = {pool.name: pool.kv_events.topic for pool in config.pools}
         self._memory = memory
         self._members: dict[str, tuple[Member, ...]] = {}
@@ -89,10 +94,13 @@ class FleetWatch(Assembled):
         self._not_ready: dict[str, None] = {}  # endpoints that were reported to be
         self._last_resort: dict[str, None] = {}  # pools that were reported to have nothing better
         self.scrape_errors: dict[str, str] = {}
+        self.models_refused: dict[str, Refusal] = {}
         self._scraper = MetricsScraper(
             on_metrics=self._on_metrics,
             on_failure=self._on_scrape_failure,
             on_models=self._on_models,
+            on_refusal=self._on_refusal,
+            key_of=self._key_of,
             settings=ScrapeSettings(
                 config.scrape.interval_s,
                 config.scrape.timeout_s,
@@ -145,6 +153,7 @@ class FleetWatch(Assembled):
             self._complaints.pop(worker, None)
             for known in (self.scrape_errors, self._told_ranks, self._unfit, self._not_ready):
                 known.pop(worker.endpoint, None)
+            self.models_refused.pop(worker.endpoint, None)
         self._scraper.set_endpoints(member.endpoint for member in members)
         self._follow_kv_events(members, change.reseeded)
         self.update_health()
@@ -247,7 +256,18 @@ class FleetWatch(Assembled):
             self._report(f"worker {endpoint} is not ready: {failure.text}")
             self.update_health()
 
+    def _key_of(self, endpoint: str) -> EngineKey | None:
+        states = self._router.table.at(endpoint)
+        return self._keys.get(states[0].member.pool) if states else None
+
+    def _on_refusal(self, endpoint: str, why: Refusal) -> None:
+        if self._router.table.at(endpoint) and self.models_refused.get(endpoint) != why:
+            self.models_refused[endpoint] = why
+            self._report(f"worker {endpoint}: {why.text}: {why.advice}")
+
     def _on_models(self, endpoint: str, cards: tuple[ModelCard, ...]) -> None:
+        if self.models_refused.pop(endpoint, None) is not None:
+            self._report(f"worker {endpoint}: /v1/models can be read now")
         base = [card for card in cards if card.parent is None]
         adapters = [card.id for card in cards if card.parent is not None]
         for state in self._router.table.at(endpoint)[:1]:

@@ -6,12 +6,14 @@ from contextlib import AsyncExitStack
 import aiohttp
 
 from extproc.adapters.cores import cores
+from extproc.adapters.engine_key import EngineKey
 from extproc.adapters.prompt_processes import PATIENCE_S, PromptProcesses, RemoteEncoder
 from extproc.adapters.prompt_service import PromptService
 from extproc.adapters.request_preparation import PoolContext
 from extproc.adapters.worker_tokenizer import WorkerTokenizer
 from extproc.assembly import (
     encoder_recipe,
+    engine_keys,
     load_encoder,
     load_normalizer,
     load_revisions,
@@ -34,13 +36,15 @@ class PoolContexts:
     Attributes:
         facts: what the router must know of each pool.
         processes: encode long prompts, from their `begin` on.
+        keys: of the pools' engines, where they ask for one.
 
     Raises:
-        ConfigError: the files of a model cannot be used.
+        ConfigError: the files of a model, or a key, cannot be used.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.keys = engine_keys(config)
         self._encoders = {pool.name: load_encoder(pool, config.limits) for pool in config.pools}
         self._revisions = {pool.name: load_revisions(pool, config.limits) for pool in config.pools}
         self.processes = PromptProcesses(
@@ -99,7 +103,7 @@ class PoolContexts:
             prompts = PromptService(
                 one,
                 budget_ms=self._config.limits.prompt_budget_ms,
-                worker_tokenizer=_worker_tokenizer(pool, cleanup, ready),
+                worker_tokenizer=_worker_tokenizer(pool, cleanup, ready, self.keys.get(pool.name)),
                 processes=remote,
             )
             cleanup.callback(prompts.close)
@@ -137,9 +141,11 @@ class PoolContexts:
         )
 
 
-def _worker_tokenizer(pool: Pool, cleanup: AsyncExitStack, ready: ReadyWorker) -> WorkerTokenizer | None:
+def _worker_tokenizer(
+    pool: Pool, cleanup: AsyncExitStack, ready: ReadyWorker, key: EngineKey | None
+) -> WorkerTokenizer | None:
     if pool.model.worker_tokenize == "off":
         return None
     session = aiohttp.ClientSession()
     cleanup.push_async_callback(session.close)
-    return WorkerTokenizer(session, lambda: ready(pool.name), pool.model.worker_tokenize)
+    return WorkerTokenizer(session, lambda: ready(pool.name), pool.model.worker_tokenize, key)

@@ -16,6 +16,7 @@ import msgspec
 from extproc.adapters.doctor_findings import Finding, Status
 from extproc.adapters.doctor_probe import probe
 from extproc.adapters.doctor_ranks import check_ranks
+from extproc.adapters.engine_key import REFUSALS, EngineKey, headers_for, refusal
 from extproc.adapters.http_errors import in_words
 from extproc.adapters.kv_stream import KvSource
 from extproc.core.errors import ProtocolError
@@ -37,6 +38,7 @@ class Expectation:
     block_size: int | None
     encoder: PromptEncoder | None
     model_revision: str = ""
+    key: EngineKey | None = None
 
 
 _SAMPLES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -121,6 +123,7 @@ class Doctor:
                 told=told,
                 configured=expected.block_size,
                 model_revision=expected.model_revision,
+                key=expected.key,
                 rng=self._rng,
                 clock=self._clock,
             ):
@@ -139,7 +142,12 @@ class Doctor:
         self, session: aiohttp.ClientSession, who: str, expected: Expectation
     ) -> tuple[tuple[ModelCard, ...], Finding]:
         try:
-            async with session.get("/v1/models", raise_for_status=True) as reply:
+            headers = headers_for(expected.key, "/v1/models")
+            async with session.get("/v1/models", headers=headers, allow_redirects=False) as reply:
+                if reply.status in REFUSALS:
+                    why = refusal(reply.status, expected.key)
+                    return (), Finding(who, "models", Status.FAIL, why.text, why.advice)
+                reply.raise_for_status()
                 cards = parse_model_cards(await reply.read())
         except (aiohttp.ClientError, TimeoutError, ProtocolError) as error:
             return (), Finding(

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from extproc.adapters.doctor_findings import Finding, Status
+from extproc.adapters.engine_key import EngineKey, headers_for
 from extproc.core.errors import ProtocolError
 from extproc.core.tenancy import Isolation, TenantBook
 from extproc.core.types import Member
@@ -21,12 +22,22 @@ _PROMPT_TOKENS = 600  # several blocks of any usual size
 _TOKEN_RANGE = (5, 250)  # in every vocabulary, and special in few
 
 
-async def served_by(member: Member) -> tuple[ModelCard, ...]:
-    """What a worker serves; nothing if it does not say (the doctor's other checks tell why)."""
+async def served_by(member: Member, key: EngineKey | None = None) -> tuple[ModelCard, ...]:
+    """What a worker serves; nothing if it does not say (the doctor's other checks tell why).
+
+    Args:
+        member: whom to ask.
+        key: of its pool's engines; None: they ask for none.
+    """
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(f"http://{member.endpoint}", timeout=timeout) as session:
         try:
-            async with session.get("/v1/models", raise_for_status=True) as reply:
+            async with session.get(
+                "/v1/models",
+                headers=headers_for(key, "/v1/models"),
+                allow_redirects=False,
+                raise_for_status=True,
+            ) as reply:
                 return parse_model_cards(await reply.read())
         except (aiohttp.ClientError, TimeoutError, ProtocolError):
             return ()
@@ -108,8 +119,8 @@ def salted_pools(book: TenantBook, pools: Iterable[str]) -> list[str]:
     return [pool for pool in pools if any(policy.permits_pool(pool) for policy in salted)]
 
 
-async def check_isolation(member: Member, model: str, rng: Random) -> Finding:
-    """Whether a salt keeps a prompt apart in a worker's cache."""
+async def check_isolation(member: Member, model: str, rng: Random, key: EngineKey | None = None) -> Finding:
+    """Whether a salt keeps a prompt apart in a worker's cache. `key`: of its pool's engines."""
     who = member.endpoint
     prompt = [rng.randint(*_TOKEN_RANGE) for _ in range(_PROMPT_TOKENS)]
     salt = f"warmroute-check-{rng.getrandbits(64):016x}"
@@ -117,7 +128,7 @@ async def check_isolation(member: Member, model: str, rng: Random) -> Finding:
     async with aiohttp.ClientSession(f"http://{who}", timeout=timeout) as session:
         try:
             _, plain, salted = [
-                await _cached(session, {"model": model, "prompt": prompt, **extra})
+                await _cached(session, {"model": model, "prompt": prompt, **extra}, key)
                 for extra in ({}, {}, {"cache_salt": salt})
             ]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -137,8 +148,11 @@ async def check_isolation(member: Member, model: str, rng: Random) -> Finding:
     return Finding(who, "isolation", Status.OK, f"{plain} tokens cached, none of them under a salt")
 
 
-async def _cached(session: aiohttp.ClientSession, body: dict[str, Any]) -> int:
+async def _cached(session: aiohttp.ClientSession, body: dict[str, Any], key: EngineKey | None) -> int:
     request = {"max_tokens": 1, "temperature": 0, **body}
-    async with session.post("/v1/completions", json=request, raise_for_status=True) as reply:
+    path = "/v1/completions"
+    async with session.post(
+        path, json=request, headers=headers_for(key, path), allow_redirects=False, raise_for_status=True
+    ) as reply:
         usage = (await reply.json()).get("usage") or {}
     return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)

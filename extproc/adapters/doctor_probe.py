@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from extproc.adapters.doctor_findings import Finding, Status
+from extproc.adapters.engine_key import EngineKey, headers_for
 from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.kv_subscriber import KvSubscriber
 from extproc.adapters.routing_service import DP_RANK_HEADER
@@ -20,6 +21,7 @@ from extproc.core.kv_index import KvIndex
 from extproc.core.namespace import Namespace
 from extproc.core.types import KvEvent, Member, WorkerId
 
+_COMPLETIONS = "/v1/completions"
 _EVENT_WAIT_S = 5.0
 _TRUST_WAIT_S = 2.0
 _POLL_S = 0.05
@@ -37,6 +39,7 @@ async def probe(
     told: int | None,
     configured: int | None,
     model_revision: str,
+    key: EngineKey | None,
     rng: Random,
     clock: Callable[[], float],
 ) -> AsyncIterator[Finding]:
@@ -50,6 +53,7 @@ async def probe(
         told: block size on its metrics page.
         configured: block size in the configuration.
         model_revision: of the pool.
+        key: of the pool's engines; None: they ask for none.
         rng: makes a prompt that no cache holds.
         clock: monotonic seconds.
     """
@@ -75,6 +79,7 @@ async def probe(
         prompt = [rng.randint(*_PROBE_TOKEN_RANGE) for _ in range(_PROBE_BLOCKS * size + 1)]
         # With several ranks, the same one must be asked again.
         headers = {DP_RANK_HEADER: "0"} if member.dp_size > 1 else {}
+        headers |= headers_for(key, _COMPLETIONS)
         usages = [await _complete(session, model, prompt, headers) for _ in range(2)]
         yield _cached_tokens(who, usages, size)
         if sources is None:
@@ -140,7 +145,7 @@ async def _complete(
     """The usage of a one-token completion, or why there is none."""
     body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     try:
-        async with session.post("/v1/completions", json=body, headers=headers) as reply:
+        async with session.post(_COMPLETIONS, json=body, headers=headers, allow_redirects=False) as reply:
             if reply.status != 200:
                 return f"/v1/completions answers {reply.status}: {(await reply.text())[:200]}"
             usage: dict[str, Any] = (await reply.json())["usage"]

@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from extproc.adapters.engine_key import REFUSALS, EngineKey, Refusal, headers_for, refusal
 from extproc.adapters.http_errors import in_words
 from extproc.core.errors import ProtocolError
 from extproc.core.types import EngineMetrics
@@ -60,6 +61,8 @@ class ScrapeFailure:
 OnMetrics = Callable[[str, dict[int, EngineMetrics]], None]
 OnFailure = Callable[[str, ScrapeFailure], None]
 OnModels = Callable[[str, tuple[ModelCard, ...]], None]
+OnRefusal = Callable[[str, Refusal], None]
+KeyOf = Callable[[str], EngineKey | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ScrapeSettings:
         max_bytes: a larger page is a failure.
         models_interval_s: time between two looks at `/v1/models`.
         models_pause_s: least time between two that somebody asks for.
-        headers: sent with each request (authorization, for instance).
+        headers: sent with each request.
         jitter: share of an interval by which it varies, so that endpoints are not asked all at once.
     """
 
@@ -120,6 +123,8 @@ class MetricsScraper:
         on_metrics: endpoint and its engines by rank; empty when the page has no engine on it.
         on_failure: endpoint, and how its scrape failed.
         on_models: endpoint and the models it serves; None leaves `/v1/models` alone.
+        on_refusal: endpoint, and why it does not say what it serves, at every look.
+        key_of: the key that an endpoint's `/v1/models` asks for; None: it asks for none.
         settings: intervals and bounds.
         rng: source of jitter.
     """
@@ -130,12 +135,16 @@ class MetricsScraper:
         on_metrics: OnMetrics,
         on_failure: OnFailure,
         on_models: OnModels | None = None,
+        on_refusal: OnRefusal | None = None,
+        key_of: KeyOf = lambda _: None,
         settings: ScrapeSettings | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._on_metrics = on_metrics
         self._on_failure = on_failure
         self._on_models = on_models
+        self._on_refusal = on_refusal
+        self._key_of = key_of
         self._settings = settings or ScrapeSettings()
         self._rng = rng or random.Random()  # noqa: S311  # spreads load, guards nothing
         self._session: aiohttp.ClientSession | None = None
@@ -255,21 +264,38 @@ class MetricsScraper:
         return metrics
 
     async def _look_at_models(self, endpoint: str) -> None:
+        key = self._key_of(endpoint)
         try:
-            cards = parse_model_cards(await self._get(endpoint, MODELS_PATH))
+            cards = parse_model_cards(await self._models(endpoint, key))
         except (_PageError, ProtocolError) as error:
             # Readiness is the metrics page's business; this one only names what is served.
             _LOG.info("models of %s: %s", endpoint, error)
+            status = error.status if isinstance(error, _PageError) else None
+            if status in REFUSALS and self._on_refusal is not None:
+                self._on_refusal(endpoint, refusal(status, key))
             return
         if self._on_models is not None:
             self._on_models(endpoint, cards)
 
-    async def _get(self, endpoint: str, path: str, query: str = "") -> bytes:
+    async def _models(self, endpoint: str, key: EngineKey | None) -> bytes:
+        headers = headers_for(key, MODELS_PATH)
+        try:
+            return await self._get(endpoint, MODELS_PATH, headers=headers)
+        except _PageError as error:
+            if key is None or error.status not in REFUSALS or not await key.renewed(headers):
+                raise
+        return await self._get(endpoint, MODELS_PATH, headers=key.headers(MODELS_PATH))
+
+    async def _get(
+        self, endpoint: str, path: str, query: str = "", headers: Mapping[str, str] | None = None
+    ) -> bytes:
         if self._session is None:
             raise _PageError("the scraper is closed", Fault.UNREACHED)
         url, connection = f"http://{endpoint}{path}{query}", _Connection()
         try:
-            async with self._session.get(url, allow_redirects=False, trace_request_ctx=connection) as reply:
+            async with self._session.get(
+                url, headers=headers, allow_redirects=False, trace_request_ctx=connection
+            ) as reply:
                 if reply.status != 200:
                     raise _PageError(f"{path} answered {reply.status}", Fault.UNREADABLE, reply.status)
                 return await self._body(reply, path)

@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from extproc.adapters.kv_publisher import KvPublisher
+from extproc.adapters.sim_engine_auth import asking_for
 from extproc.adapters.sim_engine_driver import EngineDriver, Generation
 from extproc.adapters.sim_engine_metrics import CONTENT_TYPE, EngineMetricsPage
 from extproc.adapters.sim_engine_replies import SHAPES, Answered, Choice
@@ -50,6 +51,7 @@ class SimEngineSettings:
     port: int = 0
     served_model_names: tuple[str, ...] = ("tiny",)
     adapters: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
     kv_events: bool = True
     kv_events_port: int = 0
     kv_replay_port: int = 0
@@ -167,7 +169,9 @@ class SimEngineServer:
                 max_loras=len(settings.adapters),
                 engine=settings.dp_rank,
             )
-            app = web.Application(client_max_size=_BODY_LIMIT, middlewares=[self._guard])
+            app = web.Application(
+                client_max_size=_BODY_LIMIT, middlewares=[self._guard, asking_for(settings.api_keys)]
+            )
             app.add_routes(self._routes())
             self._runner = web.AppRunner(
                 app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S

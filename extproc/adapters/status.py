@@ -8,6 +8,7 @@ from typing import Any
 from extproc import __version__
 from extproc.adapters.decision_log import open_record
 from extproc.adapters.decision_writer import DecisionLog
+from extproc.adapters.engine_key import Refusal
 from extproc.adapters.holding import HeldState
 from extproc.adapters.peer_status import PeersStatus
 from extproc.adapters.recent_decisions import RecentDecisions
@@ -40,6 +41,7 @@ class StatusBoard:
         pools_with_events: pools whose engines should publish KV events.
         access_log_streams: open ones; None: not known.
         scrape_errors: of each endpoint whose metrics could not be read, or name ranks that are not expected.
+        models_refused: of each endpoint that does not say what it serves, why.
         journal_error: why the journal ended before its time.
         held: what is held, by pool, where anything may be.
         peers: other replicas; None where there are none.
@@ -57,6 +59,7 @@ class StatusBoard:
     pools_with_events: frozenset[str]
     access_log_streams: Callable[[], int | None]
     scrape_errors: dict[str, str] = field(default_factory=dict)
+    models_refused: dict[str, Refusal] = field(default_factory=dict)
     journal_error: Callable[[], str | None] = lambda: None
     held: Callable[[], Sequence[HeldState]] = tuple
     peers: Callable[[], PeersStatus | None] = lambda: None
@@ -76,6 +79,7 @@ class StatusBoard:
             pools_with_events=self.pools_with_events,
             stale_after_s=self.router.settings.stale_after_s,
             scrape_errors=self.scrape_errors,
+            models_refused=self.models_refused,
             access_log_streams=self.access_log_streams(),
             recent=self.recent.endings(_JUDGED),
             log_failures=self.log.failures,

@@ -1,9 +1,10 @@
 """What an operator should look at now, each with its likely cause and what to do about it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from extproc.adapters.engine_key import Refusal
 from extproc.adapters.holding import HeldState
 from extproc.adapters.peer_status import PeerStatus
 from extproc.adapters.recent_decisions import Ending
@@ -55,6 +56,7 @@ class Observed:
         journal_error: why the journal ended before its time.
         held: what is held, by pool.
         peers: other replicas.
+        models_refused: of each endpoint that does not say what it serves, why.
     """
 
     router: RouterSnapshot
@@ -67,11 +69,12 @@ class Observed:
     journal_error: str | None = None
     held: Sequence[HeldState] = ()
     peers: Sequence[PeerStatus] = ()
+    models_refused: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 def warnings(seen: Observed) -> list[Warning]:
     """All of them, the worst first."""
-    found = [*_pools(seen), *_held(seen), *_own(seen), *_peers(seen), *_requests(seen)]
+    found = [*_pools(seen), *_held(seen), *_own(seen), *_peers(seen), *_refusals(seen), *_requests(seen)]
     for worker in seen.router.workers:
         found += _worker(worker, seen)
     return sorted(found, key=lambda one: one.severity is not Severity.BAD)
@@ -113,6 +116,11 @@ def _peers(seen: Observed) -> Iterator[Warning]:
                 "it is not heard: what it sends to the workers is seen late, by the engines' own counts",
                 peer.error or "it is down, or cut off; check `peers`",
             )  # fmt: skip
+
+
+def _refusals(seen: Observed) -> Iterator[Warning]:
+    for endpoint, why in seen.models_refused.items():
+        yield Warning(Severity.ODD, endpoint, why.text, why.advice)
 
 
 def _held(seen: Observed) -> Iterator[Warning]:

@@ -5,6 +5,7 @@
 has, for conversations and single texts whose options it can express.
 """
 
+import asyncio
 from array import array
 from collections.abc import Callable
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from extproc.adapters.engine_key import REFUSALS, EngineKey, headers_for
 from extproc.core.errors import WarmrouteError
 from extproc.prompt.chat import template_variables
 from extproc.prompt.encoder import EncodedPrompt
@@ -54,6 +56,7 @@ class WorkerTokenizer:
         session: used for the requests; its owner closes it.
         base_url: gives a ready worker's URL (`http://ip:port`), or None when there is none.
         style: which of the engine's endpoints to use.
+        key: of the engines of the pool whose worker `base_url` gives; None: they ask for none.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class WorkerTokenizer:
         session: aiohttp.ClientSession,
         base_url: Callable[[], str | None],
         style: Literal["tokenize", "render"] = "tokenize",
+        key: EngineKey | None = None,
     ) -> None:
         self._session = session
         self._base_url = base_url
         self._style = style
+        self._key = key
 
     async def encode(self, request: InferenceRequest, *, timeout_s: float) -> EncodedPrompt:
         """The request's token ids.
@@ -78,15 +83,26 @@ class WorkerTokenizer:
         if base is None:
             raise WorkerTokenizerError("no worker is ready")
         try:
-            async with self._session.post(
-                base + path, json=body, timeout=aiohttp.ClientTimeout(total=timeout_s)
-            ) as response:
-                if response.status != HTTPStatus.OK:
-                    raise WorkerTokenizerError(f"{base}{path} answered {response.status}")
-                answer = msgspec.json.decode(await _read(response))
+            async with asyncio.timeout(timeout_s):
+                answer = msgspec.json.decode(await self._answer(base, path, body))
         except (aiohttp.ClientError, ValueError, RecursionError) as error:
             raise WorkerTokenizerError(f"{base}{path}: {type(error).__name__}") from None
         return _prompts(answer)
+
+    async def _answer(self, base: str, path: str, body: dict[str, Any]) -> bytes:
+        headers = headers_for(self._key, path)
+        status, answer = await self._post(base + path, body, headers)
+        if status in REFUSALS and self._key is not None and await self._key.renewed(headers):
+            status, answer = await self._post(base + path, body, self._key.headers(path))
+        if status != HTTPStatus.OK:
+            raise WorkerTokenizerError(f"{base}{path} answered {status}")
+        return answer
+
+    async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, bytes]:
+        """Status, and what was answered if it is 200."""
+        async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as response:
+            status = response.status
+            return status, await _read(response) if status == HTTPStatus.OK else b""
 
     def _question(self, request: InferenceRequest) -> tuple[str, dict[str, Any]]:
         body = request.body

@@ -24,8 +24,9 @@ from extproc.adapters.doctor_names import (
     served_by,
 )
 from extproc.adapters.doctor_ranks import rank_told_by
+from extproc.adapters.engine_key import EngineKey
 from extproc.adapters.kv_stream import KvSource
-from extproc.assembly import kv_sources, load_encoder, load_revisions, sources_of
+from extproc.assembly import engine_keys, kv_sources, load_encoder, load_revisions, sources_of
 from extproc.config import Config, Pool, book_of
 from extproc.core.errors import WarmrouteError
 from extproc.core.model_catalog import resolve_aliases
@@ -83,17 +84,18 @@ async def _examine(config: Config, console: Console | None) -> list[Finding]:
 
     pools: dict[str, tuple[Member, ...]] = {}
     served: dict[str, tuple[ModelCard, ...]] = {}
+    keys = engine_keys(config)
     for pool in config.pools:
         encoder = _load(pool, say)
         pools[pool.name] = await _members(pool, say)
         for member in pools[pool.name]:
-            served[member.endpoint] = await served_by(member)
-        await _workers(pool, encoder, pools[pool.name], served, say)
+            served[member.endpoint] = await served_by(member, keys.get(pool.name))
+        await _workers(pool, encoder, pools[pool.name], served, say, keys.get(pool.name))
     names = [card.id for cards in served.values() for card in cards]
     for finding in check_aliases(resolve_aliases(config.aliases), names):
         say(finding)
     if config.tenants is not None:
-        async for finding in _tenants(book_of(config.tenants), pools, served):
+        async for finding in _tenants(book_of(config.tenants), pools, served, keys):
             say(finding)
     return findings
 
@@ -142,6 +144,7 @@ async def _workers(
     members: Sequence[Member],
     served: Mapping[str, Sequence[ModelCard]],
     say: Callable[[Finding], None],
+    key: EngineKey | None,
 ) -> None:
     """Each worker by itself, as of its model revision; then their revisions side by side."""
     doctor = Doctor(SystemRandom())
@@ -150,7 +153,7 @@ async def _workers(
     for member in members:
         revision = revisions[member.endpoint] = _revision(pool, member, served[member.endpoint])
         names = tuple(pool.model.names)
-        expected = Expectation(names, pool.block_size, others.get(revision, encoder), revision)
+        expected = Expectation(names, pool.block_size, others.get(revision, encoder), revision, key)
         sources = _sources(member, pool, await rank_told_by(member), say)
         async for finding in doctor.examine(member, sources, expected):
             say(finding)
@@ -160,7 +163,10 @@ async def _workers(
 
 
 async def _tenants(
-    book: TenantBook, pools: Mapping[str, Sequence[Member]], served: Mapping[str, Sequence[ModelCard]]
+    book: TenantBook,
+    pools: Mapping[str, Sequence[Member]],
+    served: Mapping[str, Sequence[ModelCard]],
+    keys: Mapping[str, EngineKey],
 ) -> AsyncIterator[Finding]:
     """Whether tenants reach what they may use, and are kept apart where that is promised."""
     for finding in check_tenants(book, pools):
@@ -169,7 +175,7 @@ async def _tenants(
         for member in pools[pool]:
             base = next((card.id for card in served[member.endpoint] if card.parent is None), None)
             if base is not None:
-                yield await check_isolation(member, base, SystemRandom())
+                yield await check_isolation(member, base, SystemRandom(), keys.get(pool))
 
 
 def _revision(pool: Pool, member: Member, cards: Sequence[ModelCard]) -> str:

@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         served_model_names=names,
         adapters=adapters,
+        api_keys=tuple(getattr(args, "api_key", ())),
         kv_events=not args.no_kv_events,
         kv_events_port=args.kv_events_port,
         kv_replay_port=args.kv_replay_port,
@@ -148,6 +149,13 @@ def _server_options(group: argparse._ArgumentGroup) -> None:
         default=argparse.SUPPRESS,
         metavar="NAME",
         help="LoRA adapters, served as models of their own (default: none)",
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="KEY",
+        help="answer 401 under /v1 to requests without one of these keys (default: none is asked for)",
     )
     group.add_argument(
         "--force-include-usage", action="store_true", help="end every stream with its usage, asked or not"

@@ -77,6 +77,7 @@ _PATH_FIELDS = {
     ("tls", "client_ca"),
     ("tls", "ca"),
     ("peers", "token_file"),
+    ("pools", "api_key_file"),
     ("snapshot", "path"),
     ("decision_log", "path"),
     ("salt_key", "file"),

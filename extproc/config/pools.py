@@ -1,12 +1,14 @@
 """Pools: which engines there are, what they serve, and how their prompts become token ids."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.adapters.engine_key import EngineKey, EngineKeyError
 from extproc.config.addresses import EndpointAddress, HostName, KvEndpoint
-from extproc.config.base import Seconds, Section
+from extproc.config.base import ConfigError, Seconds, Section
 from extproc.config.normalization import Normalization
 
 
@@ -136,4 +138,26 @@ class Pool(Section):
     block_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="tokens per KV block until an engine tells; null: claim nothing until then"
     )
+    api_key_file: Path | None = Field(
+        None,
+        description="file with the engines' --api-key, for what we ask them ourselves; read again when they "
+        "refuse it; null: none",
+    )
     normalization: Normalization = Field(default_factory=Normalization)
+
+    def engine_key(self, pause_s: float, clock: Callable[[], float]) -> EngineKey | None:
+        """The key of its engines; None when they ask for none.
+
+        Args:
+            pause_s: least seconds between two readings of the file.
+            clock: seconds, monotonic.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self.api_key_file is None:
+            return None
+        try:
+            return EngineKey(self.api_key_file, pause_s=pause_s, clock=clock)
+        except EngineKeyError as error:
+            raise ConfigError(f"pool {self.name}: api_key_file: {error}") from None

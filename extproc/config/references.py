@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from extproc.adapters.engine_key import EngineKeyError, read_key
 from extproc.config.pools import Pool
 from extproc.config.root import Config
 from extproc.config.tenants import Tenant, Tenants
@@ -21,6 +22,8 @@ def problems_of(config: Config, *, secrets: bool = True) -> Iterator[Problem]:
     """Contradictions of a configuration whose sections are each valid; with `secrets`, keys are read too."""
     yield from _ports(config)
     yield from _pools(config)
+    if secrets:
+        yield from _engine_keys(config)
     yield from _aliases(config)
     if config.tenants is not None:
         yield from _tenants(config, config.tenants)
@@ -101,6 +104,15 @@ def _pools(config: Config) -> Iterator[Problem]:
                     f"revision {other.revision!r} is described already: name each once",
                 )
             revisions.append(other.revision)
+
+
+def _engine_keys(config: Config) -> Iterator[Problem]:
+    for position, pool in enumerate(config.pools):
+        if pool.api_key_file is not None:
+            try:
+                read_key(pool.api_key_file)
+            except EngineKeyError as error:
+                yield ("pools", position, "api_key_file"), str(error)
 
 
 def _aliases(config: Config) -> Iterator[Problem]:
