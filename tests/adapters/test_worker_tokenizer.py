@@ -1,13 +1,16 @@
 import json
 from array import array
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from extproc.adapters import worker_tokenizer
+from extproc.adapters.engine_key import EngineKey
 from extproc.adapters.worker_tokenizer import WorkerTokenizer, WorkerTokenizerError
 from extproc.protocol.openai import parse_request
+from tests.support.http import Upstream
 
 PATIENT_S = 60.0
 ANSWERS: dict = {
@@ -130,3 +133,58 @@ async def test_an_answer_that_is_none_is_an_error(worker, monkeypatch, answer):
     monkeypatch.setattr(web, "json_response", Raw)
     with pytest.raises(WorkerTokenizerError):
         await ask(worker, request_for("/v1/chat/completions", **CHAT))
+
+
+@pytest.fixture
+async def guarded(tmp_path):
+    """An engine that asks for the key `right`, or sends questions elsewhere; both know what they got."""
+
+    async def respond(request, received):
+        if engine.elsewhere:
+            return web.Response(status=307, headers={"Location": engine.elsewhere})
+        if received.path.startswith("/v1") and received.headers.get("authorization") != "Bearer right":
+            return web.Response(status=401)
+        return web.json_response(ANSWERS[request.path])
+
+    async with Upstream(respond) as engine, Upstream() as other, aiohttp.ClientSession() as session:
+        engine.elsewhere = ""
+
+        def tokenizer(style, key):
+            return WorkerTokenizer(session, lambda: f"http://{engine.endpoint}", style, key)
+
+        yield SimpleNamespace(engine=engine, other=other, tokenizer=tokenizer, file=tmp_path / "key")
+
+
+def authorizations(upstream):
+    return [one.headers.get("authorization") for one in upstream.requests]
+
+
+async def test_render_is_asked_with_the_key_and_tokenize_without(guarded):
+    guarded.file.write_text("right")
+    key = EngineKey(guarded.file)
+    chat = request_for("/v1/chat/completions", **CHAT)
+    for style in ("render", "tokenize"):
+        await guarded.tokenizer(style, key).encode(chat, timeout_s=PATIENT_S)
+    assert authorizations(guarded.engine) == ["Bearer right", None]
+
+
+async def test_a_key_that_was_changed_is_read_again_and_the_question_repeated(guarded):
+    guarded.file.write_text("wrong")
+    key = EngineKey(guarded.file, pause_s=0.0)
+    asked = guarded.tokenizer("render", key), request_for("/v1/chat/completions", **CHAT)
+    with pytest.raises(WorkerTokenizerError, match="answered 401") as refused:
+        await asked[0].encode(asked[1], timeout_s=PATIENT_S)
+    assert "wrong" not in str(refused.value)
+    guarded.file.write_text("right")
+    found = await asked[0].encode(asked[1], timeout_s=PATIENT_S)
+    assert found.prompts == (array("I", [3, 4]),)
+    assert authorizations(guarded.engine) == ["Bearer wrong", "Bearer wrong", "Bearer right"]
+
+
+async def test_a_question_does_not_follow_redirects(guarded):
+    guarded.file.write_text("right")
+    guarded.engine.elsewhere = f"http://{guarded.other.endpoint}/v1/chat/completions/render"
+    tokenizer = guarded.tokenizer("render", EngineKey(guarded.file))
+    with pytest.raises(WorkerTokenizerError, match="answered 307"):
+        await tokenizer.encode(request_for("/v1/chat/completions", **CHAT), timeout_s=PATIENT_S)
+    assert not guarded.other.requests

@@ -189,3 +189,54 @@ def at_rank_0(engine, rank):
     return SimpleNamespace(
         endpoint=engine.endpoint, kv_events=address(engine.kv_events), kv_replay=address(engine.kv_replay)
     )
+
+
+def keyed(tmp_path, engine, key=None):
+    """A configuration with a salted tenant, whose check asks an engine the most."""
+    pool = {}
+    if key is not None:
+        (tmp_path / "engine.key").write_text(key)
+        pool["api_key_file"] = "engine.key"
+    path = config(tmp_path, engine, **pool)
+    (tmp_path / "salt.key").write_text("k" * 32)
+    described = yaml.safe_load((tmp_path / "warmroute.yaml").read_text()) | {
+        "aliases": {"best": "tiny"},
+        "tenants": {
+            "identity": [{"header": "x-tenant"}],
+            "salt_key": {"file": "salt.key"},
+            "unknown": {"isolation": "salted"},
+        },
+    }
+    (tmp_path / "warmroute.yaml").write_text(yaml.safe_dump(described))
+    return path
+
+
+async def test_engines_that_ask_for_a_key_are_examined_with_it(tmp_path, capsys):
+    async with SimEngine(api_keys=("a-secret",)) as engine:
+        assert await run("-c", keyed(tmp_path, engine, "a-secret\n")) == 0
+    out = capsys.readouterr().out
+    assert "warn" not in out
+    for word in ("token ids", "KV events", "cached tokens", "isolation", "alias best"):
+        assert word in out
+    assert "a-secret" not in out
+
+
+@pytest.mark.parametrize(("key", "says"), [(None, "we have none"), ("a-secret", "does not take the key")])
+async def test_a_key_that_is_missing_or_wrong_is_a_finding_that_names_the_setting(
+    tmp_path, capsys, key, says
+):
+    async with SimEngine(api_keys=("another",)) as engine:
+        assert await run("--json", "-c", keyed(tmp_path, engine, key)) == 1
+    out = capsys.readouterr().out
+    assert "a-secret" not in out
+    (failed,) = [f for f in json.loads(out) if f["status"] == "fail"]
+    assert (failed["subject"], failed["check"]) == (engine.endpoint, "models")
+    assert says in failed["detail"]
+    assert "`api_key_file`" in failed["detail"] + failed["advice"]
+
+
+def test_a_key_that_cannot_be_read_is_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "warmroute.yaml"
+    path.write_text(yaml.safe_dump({"pools": [{"discovery": {"static": ["h:1"]}, "api_key_file": "gone"}]}))
+    assert main(["check", "-c", str(path)]) == 2
+    assert f"pools.0.api_key_file: cannot read {tmp_path / 'gone'}" in capsys.readouterr().err

@@ -81,6 +81,15 @@ async def test_events_can_be_replayed_from_the_printed_endpoint() -> None:
     context.term()
 
 
+async def test_it_may_ask_for_a_key() -> None:
+    async with running("--api-key", "one", "two") as (_, ready), aiohttp.ClientSession() as session:
+        assert not {"one", "two"} & set(map(str, ready.values()))
+        url = f"http://127.0.0.1:{ready['port']}/v1/models"
+        for key, status in (("three", 401), ("one", 200), ("two", 200)):
+            async with session.get(url, headers={"Authorization": f"Bearer {key}"}) as reply:
+                assert reply.status == status
+
+
 async def test_without_events_it_says_so() -> None:
     async with running("--no-kv-events") as (_, ready):
         assert (ready["kv_events"], ready["kv_replay"]) == (None, None)

@@ -2,7 +2,8 @@ import textwrap
 
 import pytest
 
-from extproc.config import ConfigError, parse
+from extproc.assembly import engine_keys
+from extproc.config import ConfigError, load, parse
 
 
 def error_of(text):
@@ -174,3 +175,39 @@ def test_ports_are_those_of_ranks_from_the_first_on(start):
     pool = f"{{dp_size: 2, kv_events: {{endpoint: E}}, {start}}}"
     assert "rank 10 would have port 65536" in error_of(f"pools: [{pool.replace('E', 'tcp://h:65526')}]")
     parse(f"pools: [{pool.replace('E', 'tcp://h:65525')}]")
+
+
+KEYED = "pools:\n  - discovery: {static: ['h:1']}\n    api_key_file: %s\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "cannot read {}: No such file or directory"),
+        ("\n", "{} is empty"),
+        ("a-secret\nanother", "{} holds no key"),
+    ],
+)
+def test_an_engines_key_that_cannot_be_used_is_refused_with_line_and_fix_and_never_shown(
+    tmp_path, content, expected
+):
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content)
+    message = error_of(KEYED % path)
+    assert f"line 3: pools.0.api_key_file: {expected.format(path)}" in message
+    assert "a-secret" not in message
+    config = parse(KEYED % path, secrets=False)
+    with pytest.raises(ConfigError, match="pool default: api_key_file: "):
+        engine_keys(config)
+
+
+def test_engine_keys_are_those_of_their_pools(tmp_path):
+    (tmp_path / "key").write_text("a-secret\n")
+    file = tmp_path / "warmroute.yaml"
+    file.write_text(KEYED % "key" + "  - {name: other, discovery: {static: ['h:2']}}\n")
+    config = load(file)  # relative to the file
+    keys = engine_keys(config)
+    assert list(keys) == ["default"]
+    assert keys["default"].headers("/v1/models") == {"Authorization": "Bearer a-secret"}
+    assert "a-secret" not in repr(config) + config.model_dump_json()
