@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from extproc.adapters.engine_key import Refusal
 from extproc.adapters.peer_status import PeerStatus
 from extproc.adapters.recent_decisions import Ending
 from extproc.adapters.status_warnings import Observed, Severity, warnings
@@ -177,3 +178,11 @@ async def test_many_requests_of_a_kind(watched, fields, word):
 
 async def test_a_few_requests_prove_nothing(watched):
     assert warnings(seen(watched, recent=lines(10, outcome="failed"))) == []
+
+
+async def test_a_worker_that_does_not_say_what_it_serves(watched):
+    why = Refusal("/v1/models answers 401", "name the key")
+    found = warnings(seen(watched, models_refused={worker(0).endpoint: why}))
+    assert [(one.severity, one.subject, one.text, one.cause) for one in found] == [
+        (Severity.ODD, worker(0).endpoint, why.text, why.advice)
+    ]
