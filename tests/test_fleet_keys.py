@@ -165,3 +165,21 @@ async def test_a_pools_key_goes_to_its_workers_only_and_with_no_other_question(t
             found = engine.authorizations()
             assert found.pop(MODELS_PATH) == {sent}
             assert set().union(*found.values()) == {None}
+
+
+async def test_a_worker_that_left_is_not_warned_of(tmp_path):
+    workers = tmp_path / "workers.yaml"
+    async with SimEngine(api_keys=(KEY,)) as one, SimEngine(api_keys=(KEY,)) as two:
+        workers.write_text(yaml.safe_dump([one.endpoint, two.endpoint]))
+        config = settings(
+            tmp_path,
+            pool={"discovery": {"file": str(workers)}, "kv_events": {"enabled": False}},
+            admin={"listen": "127.0.0.1:0"},
+            **OFTEN,
+        )
+        async with Running(config) as app:
+            await until(lambda: about(app, one) and about(app, two))
+            workers.write_text(yaml.safe_dump([two.endpoint]))
+            await until(app.says(one.endpoint, "left"))
+            (warning,) = await until_told(lambda: warned(app), lambda found: len(found) == 1)
+            assert warning["subject"] == two.endpoint

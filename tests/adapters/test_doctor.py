@@ -10,6 +10,8 @@ from aiohttp import web
 from extproc.adapters import doctor_probe
 from extproc.adapters.doctor import Doctor, Expectation
 from extproc.adapters.doctor_findings import Status
+from extproc.adapters.doctor_names import check_isolation, served_by
+from extproc.adapters.engine_key import EngineKey
 from extproc.adapters.kv_stream import KvSource
 from extproc.adapters.routing_service import DP_RANK_HEADER
 from extproc.core.types import Member, WorkerId
@@ -266,3 +268,26 @@ async def test_ranks_that_are_not_those_configured():
     assert (alone["ranks"].status, alone["ranks"].detail) == (OK, "data-parallel rank 3")
     assert several["ranks"].status is FAIL
     assert "`dp_size: 1` and `dp_start_rank: 3`" in several["ranks"].advice
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+async def test_a_key_does_not_go_where_a_redirect_leads(tmp_path, path):
+    (tmp_path / "key").write_text("a-secret")
+    key = EngineKey(tmp_path / "key")
+
+    async def respond(request, received):
+        if request.path == path:
+            return web.Response(status=307, headers={"Location": f"http://{other.endpoint}{path}"})
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    async with Upstream(respond) as engine, Upstream() as other:
+        expected = Expectation((), None, None, key=key)
+        doctor = Doctor(random.Random(1), time.monotonic)
+        async for _ in doctor.examine(Member(engine.endpoint), (), expected):
+            pass
+        member = Member(engine.endpoint)
+        await served_by(member, key)
+        await check_isolation(member, "tiny", random.Random(1), key)
+        assert not other.requests
+        sent = {(one.path, one.headers.get("authorization")) for one in engine.requests}
+    assert {("/health", None), ("/metrics", None), (path, "Bearer a-secret")} <= sent
