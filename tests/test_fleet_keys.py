@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import aiohttp
 import pytest
@@ -10,6 +11,8 @@ from aiohttp import web
 
 from extproc import config as configuration
 from extproc.adapters.metrics_scraper import MODELS_PATH
+from extproc.adapters.routing import HttpRequest
+from extproc.prompt.tiny import tiny_model_path
 from extproc.protocol.ext_proc_messages import Route
 from tests.adapters.test_metrics_scraper import PAGE
 from tests.support.http import Upstream
@@ -126,6 +129,8 @@ class Engine(Upstream):
     async def _respond(self, request, received):
         if request.path.startswith("/metrics"):
             return web.Response(body=PAGE)
+        if request.path.endswith("/render"):
+            return web.json_response({"token_ids": [5, 6, 7]})
         return web.json_response({"data": [{"id": "tiny"}]})
 
     def __init__(self):
@@ -165,6 +170,27 @@ async def test_a_pools_key_goes_to_its_workers_only_and_with_no_other_question(t
             found = engine.authorizations()
             assert found.pop(MODELS_PATH) == {sent}
             assert set().union(*found.values()) == {None}
+
+
+async def test_a_worker_that_is_asked_to_render_gets_the_key(tmp_path, key_file):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model_path(), model)
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    del described["chat_template"]  # so that no chat is rendered here
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    async with Engine() as engine:
+        pool = {
+            "model": {"path": str(model), "names": ["tiny"], "worker_tokenize": "render"},
+            "discovery": {"static": [engine.endpoint]},
+            "kv_events": {"enabled": False},
+            "api_key_file": str(key_file),
+        }
+        async with Running(settings(tmp_path, pool=pool, admin={"listen": ""}, **OFTEN)) as app:
+            path = "/v1/chat/completions"
+            body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]})
+            route = await app.service.route(HttpRequest("POST", path, {}, body.encode(), None, None, "r"))
+            assert isinstance(route, Route)
+        assert engine.authorizations()[f"{path}/render"] == {f"Bearer {KEY}"}
 
 
 async def test_a_worker_that_left_is_not_warned_of(tmp_path):
