@@ -211,6 +211,7 @@ class FileDiscovery:
             await self._look(named, report)
 
     async def _look(self, named: NamedMembers, report: Report) -> None:
+        content: bytes | None = None
         try:
             content = await self._settled()
             if content == self._seen:
@@ -219,9 +220,9 @@ class FileDiscovery:
             # Not on the event loop: the list of a large fleet takes a good part of a second.
             members = await asyncio.to_thread(self._parsed, content)
         except (OSError, UnicodeDecodeError, ProtocolError) as error:
-            cause = str(error)
-            if isinstance(error, OSError):
-                self._seen, cause = None, error.strerror or cause
+            if content is None:
+                self._seen = None  # what is there next is news, and be it what was there before
+            cause = (isinstance(error, OSError) and error.strerror) or str(error)
             if cause != self._error:
                 self._error = cause
                 report(f"{self._path}: {cause}; the last good list stays")

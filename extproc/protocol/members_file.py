@@ -55,10 +55,13 @@ def parse_members(text: str, template: Member, cluster: str | None = None) -> tu
     except _UNREADABLE as error:
         raise ProtocolError(f"not valid YAML or JSON: {' '.join(str(error).split())}") from error
     members: dict[str, Member] = {}
-    for entry in _entries(data, cluster):
-        member = _member(entry, template)
-        if members.setdefault(member.endpoint, member) != member:
-            raise ProtocolError(f"{member.endpoint} is listed twice with different settings")
+    try:
+        for entry in _entries(data, cluster):
+            member = _member(entry, template)
+            if members.setdefault(member.endpoint, member) != member:
+                raise ProtocolError(f"{member.endpoint} is listed twice with different settings")
+    except RecursionError as error:  # libyaml reads what Python cannot show
+        raise ProtocolError("nested too deeply") from error
     return tuple(members.values())
 
 

@@ -239,6 +239,20 @@ async def test_a_huge_file_is_an_error_not_a_burden(tmp_path, monkeypatch):
         assert "larger than 100 bytes" in seen.errors[0]
 
 
+async def test_a_file_that_was_too_large_and_is_as_before_may_become_so_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("extproc.adapters.discovery.MAX_FILE_BYTES", 100)
+    path = tmp_path / "workers.yaml"
+    path.write_text("[10.0.0.1:80]")
+    source = watching(path)
+    async with discovering(source) as seen:
+        for failures in (1, 2):
+            replace(path, "#" * 101)
+            await until(lambda failures=failures: len(seen.errors) == failures)
+            replace(path, "[10.0.0.1:80]")
+            await until(lambda: source._error is None)
+        assert len(seen.members) == 1
+
+
 async def test_one_file_serves_envoy_and_us(tmp_path):
     path = tmp_path / "workers.yaml"
     write_workers_file(path, ["10.0.0.1:80"])

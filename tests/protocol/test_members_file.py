@@ -121,6 +121,7 @@ def test_a_health_status_that_is_none_is_no_reason_to_leave_a_worker_out():
         ("[{endpoint: a:1, revision: 2024-13-45}]", "not valid YAML or JSON: month must be in 1..12"),
         ("[{endpoint: a:1, dp_size: !!int ''}]", "not valid YAML"),
         ("[" * 5000, "not valid YAML"),
+        ("[" * 1000 + "]" * 1000, "nested too deeply"),
         (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: .nan}"), "dp_size must be int"),
         (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: .inf}"), "dp_size must be int"),
         (lb_endpoint("{address: 10.0.0.1, port_value: 80}", "{dp_size: 1.5}"), "dp_size must be int"),
