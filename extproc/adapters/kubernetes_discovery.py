@@ -35,6 +35,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PAGE = 500
 _CONNECT_S = 5.0
 _LIST_S = 30.0
+_LOGIN_S = 30.0
 _SHORTEST_WATCH_S = 0.5
 _ANEW_AFTER = 3  # failures in a row
 _MOST_COMPLAINTS = 20  # before the watch works again
@@ -159,20 +160,24 @@ class KubernetesDiscovery:
                 await asyncio.sleep(self._backoff_s())
                 if self._failures % _ANEW_AFTER == 0:
                     self._watch.again()
-                    connection = await self._renewed(connection, complain)
+                    fresh = await self._login(complain)
+                    if fresh is not None:
+                        stale, connection = connection, fresh
+                        await stale.close()
         finally:
             await connection.close()
 
-    async def _renewed(self, connection: Connection, complain: Callable[[str], None]) -> Connection:
-        """Another connection, with the credentials that there are now; the same one if there are none."""
+    async def _login(self, complain: Callable[[str], None]) -> Connection | None:
+        """Another connection, with the credentials that there are now; None if there are none."""
         try:
-            fresh = await connect(self._settings)
+            async with asyncio.timeout(_LOGIN_S):  # a kubeconfig may name a program that gives them
+                return await connect(self._settings)
+        except TimeoutError:
+            complain(f"no credentials for the Kubernetes API within {_LOGIN_S:g} s")
         except Exception as error:
             _log.debug("credentials of the Kubernetes API", exc_info=True)
             complain(str(error) or type(error).__name__)
-            return connection
-        await connection.close()
-        return fresh
+        return None
 
     async def _step(self, connection: Connection, tell: Callable[[], None]) -> str | None:
         """One list, or one watch to its end. What went wrong, if anything."""

@@ -1,3 +1,4 @@
+import asyncio
 import random
 import sys
 from contextlib import asynccontextmanager
@@ -228,6 +229,30 @@ async def test_whatever_goes_wrong_is_reported_and_tried_again(tmp_path, monkeyp
             await until(lambda: now() == ["10.0.0.1:8000"])
             assert len(reports) == 1
             assert "exec: process returned 1" in reports[0]
+
+
+async def test_a_login_that_hangs_is_given_up(tmp_path, monkeypatch):
+    async with KubernetesApi() as api:
+        await api.put("a", ["10.0.0.1"])
+        logins = []
+
+        async def connected(settings):
+            logins.append(settings)
+            if len(logins) == 2:
+                await asyncio.Event().wait()
+            return await connect(settings)
+
+        monkeypatch.setattr("extproc.adapters.kubernetes_discovery.connect", connected)
+        monkeypatch.setattr("extproc.adapters.kubernetes_discovery._LOGIN_S", 0.05)
+        async with watching(api, tmp_path) as (now, reports):
+            await until(lambda: api.open_watches == 1)
+            api.bearer = "the-next-one"
+            api.kubeconfig(tmp_path)
+            await api.put("a", ["10.0.0.2"])
+            await api.disconnect()
+            await until(lambda: now() == ["10.0.0.2:8000"])
+        assert len(logins) == 3
+        assert any("no credentials for the Kubernetes API within" in report for report in reports)
 
 
 async def test_a_version_that_cannot_be_watched_from_is_given_up(tmp_path):
