@@ -47,6 +47,9 @@ class Reconciler:
         """Ids of leases on `worker` to release as lost, after one more scrape of it that `steps` know of."""
         if metrics.running is None or metrics.waiting is None:
             return ()
+        if metrics.awake is False:  # what waits there until it is woken up is in no count
+            self.forget(worker)
+            return ()
         judged_before = min(now - self.settle_s, self._seen_until(metrics, steps, now))
         leases = self.ledger.leases(worker)
         settled = [x for x in leases if x.sequences and x.admitted_at <= judged_before]
@@ -75,5 +78,5 @@ class Reconciler:
         return max(until, now - self.silent_s)
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is gone."""
+        """The worker is gone, or its counts mean nothing now."""
         self._short.pop(worker, None)

@@ -64,6 +64,13 @@ def test_an_engine_that_does_not_count_proves_nothing():
         assert reconciler.check(worker(0), metrics(running=None, waiting=0), float(now)) == ()
 
 
+def test_an_engine_that_sleeps_lets_requests_wait_and_counts_none_of_them():
+    _, reconciler = setup(1)
+    asleep = metrics(running=0, waiting=0, awake=False)
+    assert [reconciler.check(worker(0), asleep, float(now)) for now in range(10, 20)] == [()] * 10
+    assert [scrape(reconciler, t) for t in (20.0, 21.0, 22.0)] == [(), (), ("0",)]
+
+
 def work(reconciler, now, generated, *, running=0, waiting=0):
     figures = metrics(running=running, waiting=waiting, generation_tokens=float(generated))
     return reconciler.check(worker(0), figures, now)
