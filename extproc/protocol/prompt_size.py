@@ -5,6 +5,7 @@ as hundreds of thousands of tokens, and as minutes of work, where engines make a
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from extproc.protocol.openai import InferenceRequest, RequestKind
@@ -14,6 +15,9 @@ MEDIA_TOKENS = 1024
 """Of one image, sound or video: an image of a megapixel is 256 tokens to some models, and 1,300 to others."""
 BYTES_PER_MEDIA_TOKEN = 1024
 """Of uploads, and of bodies longer than any prompt that is text."""
+
+MOST_MEDIA = 1000
+"""More of one request are not looked for: vLLM takes 999 of a kind unless it is told otherwise."""
 
 _MOST_DEPTH = 4
 _TEXT_TYPES = frozenset(
@@ -37,7 +41,7 @@ _TEXT_TYPES = frozenset(
 def estimated_tokens(request: InferenceRequest) -> int:
     """Prompt tokens of a request, over all its prompts."""
     count = characters = 0
-    for size in _media(request.kind, request.body):
+    for size in islice(_media(request.kind, request.body), MOST_MEDIA):
         count += 1
         characters += size
     return max(0, request.size - characters) // BYTES_PER_TOKEN + count * MEDIA_TOKENS

@@ -77,6 +77,13 @@ JSON = st.recursive(
 )
 
 
+def test_no_more_media_are_counted_than_engines_take():
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}] * 9_000}
+    assert estimate(CHAT, body) < 2_000 * MEDIA_TOKENS
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url"}] * 90_000}]}
+    assert estimate(CHAT, body) < 2_000 * MEDIA_TOKENS
+
+
 @given(st.sampled_from([CHAT, MESSAGES, RESPONSES]), JSON)
 def test_whatever_is_there_has_an_estimate(path, content):
     body = {"messages": [{"role": "user", "content": content}, content], "input": content}
