@@ -65,10 +65,10 @@ class TlsFiles:
 
     def _refuse_misfits(self) -> None:
         # gRPC would only say that it cannot listen, or go on with what it had without a word to us.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # gRPC has another library: what is too weak, it says
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                self.certificate, self.key, password=lambda: ""
-            )
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or error
             raise TlsError(f"tls: {self.key} does not fit {self.certificate}: {why}") from error

@@ -1,5 +1,11 @@
+from datetime import UTC, datetime, timedelta
+
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from extproc.adapters.server_tls import TlsError, follower
 from extproc.pb import health_pb2
@@ -69,6 +75,20 @@ async def test_a_key_of_another_certificate_is_said_so_at_the_start_and_in_a_ren
     assert "the last certificate stays" in caplog.text
     authority.key.write_bytes(new)
     assert changed() is not None
+
+
+def test_a_key_that_only_the_systems_openssl_finds_too_weak_is_for_grpc_to_judge(authority):
+    key = rsa.generate_private_key(65537, 1024)  # stands for 2048 bits where the system asks for 3072
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    now = datetime.now(UTC)
+    certificate = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
+    ).sign(key, hashes.SHA256())
+    authority.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    authority.key.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    )
+    assert authority.files().load() is not None
 
 
 def test_the_follower_tells_of_changes_only(authority, caplog):
