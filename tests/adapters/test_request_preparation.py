@@ -20,7 +20,7 @@ from extproc.core.policies import POLICIES
 from extproc.core.rollout import Mode, Rollout
 from extproc.core.router import Router
 from extproc.core.types import Member
-from extproc.protocol.body_limits import DEFAULT_LIMITS
+from extproc.protocol.body_limits import DEFAULT_LIMITS, BodyLimits
 from extproc.protocol.openai import BadRequest, LoadOnly
 from tests.support.core import COSTS, worker
 
@@ -79,6 +79,13 @@ async def test_what_a_request_says_is_what_is_asked():
     assert (ask.max_output_tokens, ask.sequences, ask.stream) == (7, 2, True)
     assert (ask.namespace.model_revision, ask.namespace.tokenizer_revision) == ("v1", "t1")
     assert (ask.load_only, ask.prompts, ask.template_version) == ("no-tokenizer", (), "x")
+
+
+async def test_a_body_that_is_too_long_to_be_read_is_mostly_no_text():
+    body = {"prompt": "q" * (1 << 20)}
+    assert (await Requests().ask(body)).prompt_tokens > 200_000
+    ask = await Requests(body_limits=BodyLimits(read_bytes=1 << 20)).ask(body)
+    assert (ask.load_only, ask.prompt_tokens) == ("body-too-long", 1024)
 
 
 async def test_who_tokenizes_is_told_the_model_and_not_its_alias():

@@ -54,6 +54,7 @@ def test_a_field_is_found_wherever_it_is(content_type, body):
         (TYPE, form(field("models", b"m"))),
         (TYPE, form(FILE) + form(field("model", b"behind the end"))),
         (TYPE, form(field("model", b"m" * 2000))),
+        (TYPE, form((b"X: %b\r\n%b" % (b"x" * 5000, field("model", b"")[0]), b"m"))),
         (TYPE, form(*[field("other", b"o")] * MOST_PARTS, field("model", b"m"))),
         (TYPE, form(field("model", b"cut off"))[:70]),
     ],

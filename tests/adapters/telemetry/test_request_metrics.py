@@ -154,6 +154,7 @@ def test_prediction_error_has_a_direction_and_compares_only_what_was_predicted(m
     assert ttft_error_ms(released(upstream_first_body_ms=None)) is None
     assert ttft_error_ms(released(served_by=worker(1).endpoint)) is None
     assert ttft_error_ms(released(decision(stream=False))) is None
+    assert ttft_error_ms(released(status=400)) is None
     metrics.finished(released(upstream_first_body_ms=45.0))
     metrics.finished(released(upstream_first_body_ms=10.0))
     name = "warmroute_ttft_prediction_error_seconds_sum"

@@ -3,7 +3,7 @@ from random import Random
 from types import SimpleNamespace
 
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.cost import CostSettings
@@ -48,6 +48,7 @@ def test_when_a_worker_leaves_only_its_sessions_move(gone):
 
 
 @given(st.sets(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 2**64 - 1))
+@example(set(range(10)), 2**64 - 2**56)  # some have a point behind it, others are reached from the start again
 def test_it_is_the_order_in_which_a_ring_of_all_points_reaches_them(numbers, key):
     workers = [worker(n) for n in numbers]
     ring = sorted(
