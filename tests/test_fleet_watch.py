@@ -112,6 +112,8 @@ async def test_an_engine_that_was_put_to_sleep_gets_requests_only_if_all_were(tm
         assert (await app.ask()).endpoints == (two.endpoint,)
         assert told_to_envoy(app) == {one.endpoint: Health.DEGRADED, two.endpoint: Health.HEALTHY}
         two.faults.asleep = True
+        app.router.table.on_connect_failure(two.endpoint, app._clock())  # of which nothing was said
+        await until(app.says(two.endpoint, "not ready", "asleep"))
         await until(app.says("no worker is awake"))
         assert set((await app.ask()).endpoints) == both
         assert app.health.ready
