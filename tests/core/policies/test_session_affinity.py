@@ -48,7 +48,7 @@ def test_when_a_worker_leaves_only_its_sessions_move(gone):
 
 
 @given(st.sets(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 2**64 - 1))
-@example(set(range(10)), 2**64 - 2**56)  # some have a point behind it, others are reached from the start again
+@example(set(range(10)), 2**64 - 2**56)  # some have a point behind it, others have none
 def test_it_is_the_order_in_which_a_ring_of_all_points_reaches_them(numbers, key):
     workers = [worker(n) for n in numbers]
     ring = sorted(
