@@ -78,6 +78,7 @@ class FullStack:
         self._port = free_port()
         self.settings: dict[str, Any] = {
             "listen": f"127.0.0.1:{self._port}",
+            "admin": {"listen": "127.0.0.1:0"},  # the usual one may be another test's
             "seed": 1,
             "decision_log": {"path": str(self.decisions)},
             "scrape": {"interval_s": 0.3},
