@@ -307,60 +307,53 @@ async def test_requests_that_are_open_when_it_stops_have_a_line(tmp_path, monkey
     assert await asyncio.to_thread(main, ["replay", str(tmp_path / "journal")]) == 0
 
 
-async def test_a_replica_that_stops_does_not_tell_that_its_open_requests_are_over(tmp_path):
-    """Their workers go on with them."""
+def replicas(tmp_path, engine, exchange, **rest):
+    """Two that are each other's peers."""
     ports = free_ports(2)
-
-    def replica(number):
+    for number, (own, others) in enumerate((ports, ports[::-1])):
         peers = {
             "name": f"replica-{number}",
-            "listen": f"127.0.0.1:{ports[number]}",
-            "static": [f"127.0.0.1:{ports[1 - number]}"],
-            "interval_s": 0.001,
-            "fade_after_s": 600.0,
-            "gone_after_s": 1200.0,
+            "listen": f"127.0.0.1:{own}",
+            "static": [f"127.0.0.1:{others}"],
+            **exchange,
         }
         folder = tmp_path / str(number)
         folder.mkdir()
-        return Running(settings(folder, engine, peers=peers, admin={"listen": ""}))
+        yield Running(settings(folder, engine, peers=peers, **rest))
 
-    async with SimEngine() as engine, replica(0) as stays:
-        async with replica(1) as stops:
-            (state,) = stays.router.table.all()
 
-            def told():
-                return stays.router.peers.load(state.id, stays._clock()).sequences
+async def test_a_replica_that_stops_does_not_tell_that_its_open_requests_are_over(tmp_path):
+    """Their workers go on with them."""
+    patient = {"interval_s": 0.001, "fade_after_s": 600.0, "gone_after_s": 1200.0}
+    async with SimEngine() as engine:
+        stays, stops = replicas(tmp_path, engine, patient, admin={"listen": ""})
 
-            for _ in range(3):
-                await stops.ask()
-            await until(lambda: told() == 3)
-        assert told() == 3
-        assert (tmp_path / "1" / "decisions.jsonl").read_text().count('"the router stopped"') == 3
+        def told():
+            return stays.router.peers.load(state.id, stays._clock()).sequences
+
+        async with stays:
+            async with stops:
+                (state,) = stays.router.table.all()
+                for _ in range(3):
+                    await stops.ask()
+                await until(lambda: told() == 3)
+            assert told() == 3
+            assert (tmp_path / "1" / "decisions.jsonl").read_text().count('"the router stopped"') == 3
 
 
 async def test_an_access_log_that_reaches_a_peer_is_none_that_is_missing(tmp_path):
     """The alert looks at each replica, and Envoy's log may go to another one, which hands it on."""
-    ports = free_ports(2)
-
-    def replica(number):
-        peers = {
-            "name": f"replica-{number}",
-            "listen": f"127.0.0.1:{ports[number]}",
-            "static": [f"127.0.0.1:{ports[1 - number]}"],
-            "interval_s": 0.01,
-        }
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        return Running(settings(folder, engine, peers=peers, admin={"listen": "127.0.0.1:0"}))
 
     def streams(app):
         page = app.telemetry.page().body.decode()
         return [float(line.split()[1]) for line in page.splitlines() if line.startswith(_STREAMS)]
 
-    async with SimEngine() as engine, replica(0) as one, replica(1) as other:
-        assert streams(one) == streams(other) == [0.0]
-        one.exchange.forwarding.access_log_streams(2)  # its access log server says
-        await until(lambda: streams(one) == [2.0] and streams(other) == [1.0])
+    async with SimEngine() as engine:
+        one, other = replicas(tmp_path, engine, {"interval_s": 0.01}, admin={"listen": "127.0.0.1:0"})
+        async with one, other:
+            assert streams(one) == streams(other) == [0.0]
+            one.exchange.forwarding.access_log_streams(2)  # its access log server says
+            await until(lambda: streams(one) == [2.0] and streams(other) == [1.0])
 
 
 async def test_the_admin_servers_token_is_read_from_its_file(tmp_path):
