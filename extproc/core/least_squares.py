@@ -2,22 +2,30 @@
 
     y = sum of coefficient * feature
 
-Errors count relative to the expected value, so small times matter as much as large ones (relative to the
-measured one, the fit would be drawn to what happens to be small); old samples fade exponentially; a sample
-far off a settled fit counts little; no coefficient is negative. Until there are samples a prior stands in for
-them, given as examples that weigh little.
+Errors count relative to the expected value, so small times matter as much as large ones; relative to the
+measured one, the fit would be drawn to what happens to be small. A sample that is more than twice or less
+than half of what is expected counts little. Old samples fade exponentially, and no coefficient is negative.
+
+What is expected of the first samples is a prior that may be far off. So they are kept, and each fit is made
+anew from all of them (iteratively reweighted least squares), beginning with the prior in the size that their
+median says. The prior itself stays in the fit as examples, which weigh little, and less where it is too low.
 """
 
 from collections.abc import Sequence
 from operator import mul
+from statistics import median
 
 _FORGET = 0.99  # per sample: a memory of about a hundred
 _OUTLIER = 0.5
 _OUTLIER_WEIGHT = 0.05
 _SETTLED = 20
 _PRIOR_WEIGHT = 0.05  # of a sample
+_PRIOR_VOTES = 3  # samples that it takes to outvote the prior on its size
+_ROUNDS = 3  # of reweighting
 _RIDGE = 1e-6
 _SMALLEST = 0.1
+
+_Sample = tuple[Sequence[float], float]
 
 
 class OnlineFit:
@@ -29,35 +37,58 @@ class OnlineFit:
     """
 
     def __init__(self, prior: Sequence[float], examples: Sequence[Sequence[float]]) -> None:
-        size = len(prior)
         self.coefficients: tuple[float, ...] = tuple(prior)
-        self._matrix = [[0.0] * size for _ in range(size)]
-        self._vector = [0.0] * size
-        self._samples = 0
-        for features in examples:
-            value = self.predict(features)
-            self._add(features, value, _PRIOR_WEIGHT, value)
+        self._prior = self.coefficients
+        self._examples = examples
+        self._first: list[_Sample] = []
+        self._settled = False
+        self._clear()
 
     @property
     def settled(self) -> bool:
         """Whether the fit rests on samples rather than on the prior."""
-        return self._samples >= _SETTLED
+        return self._settled
 
     def predict(self, features: Sequence[float]) -> float:
         """The value the fit expects."""
-        expected: float = sum(map(mul, self.coefficients, features))
-        return expected
+        return _value(self.coefficients, features)
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """One sample; `value` must be positive."""
-        weight, scale = 1.0, value
-        if self.settled:
-            scale = expected = self.predict(features)
-            if abs(value - expected) > _OUTLIER * max(value, expected):
-                weight, scale = _OUTLIER_WEIGHT, max(value, expected)
-        self._add(features, value, weight, scale, _FORGET)
-        self._samples += 1
-        self.coefficients = tuple(non_negative(self._matrix, self._vector))
+        if self._settled:
+            self._take(features, value, _FORGET)
+            self.coefficients = tuple(non_negative(self._matrix, self._vector))
+            return
+        self._first.append((features, value))
+        self._begin(self._first)
+        if len(self._first) == _SETTLED:
+            self._first, self._settled = [], True
+
+    def _begin(self, samples: Sequence[_Sample]) -> None:
+        """Fit the first samples, all of them again."""
+        ratios = [value / max(_value(self._prior, features), _SMALLEST) for features, value in samples]
+        size = median([*ratios, *[1.0] * _PRIOR_VOTES])
+        self.coefficients = tuple(size * coefficient for coefficient in self._prior)
+        for _ in range(_ROUNDS):
+            self._clear()
+            for features in self._examples:
+                value = _value(self._prior, features)
+                self._add(features, value, _PRIOR_WEIGHT, max(1.0, size) * value)
+            for features, value in samples:
+                self._take(features, value)
+            self.coefficients = tuple(non_negative(self._matrix, self._vector))
+
+    def _clear(self) -> None:
+        size = len(self._prior)
+        self._matrix = [[0.0] * size for _ in range(size)]
+        self._vector = [0.0] * size
+
+    def _take(self, features: Sequence[float], value: float, keep: float = 1.0) -> None:
+        expected = self.predict(features)
+        if abs(value - expected) > _OUTLIER * max(value, expected):
+            self._add(features, value, _OUTLIER_WEIGHT, max(value, expected), keep)
+        else:
+            self._add(features, value, 1.0, expected, keep)
 
     def _add(
         self, features: Sequence[float], value: float, weight: float, size: float, keep: float = 1.0
@@ -70,6 +101,11 @@ class OnlineFit:
             row = self._matrix[i]
             row[:] = [cell * keep + scaled * right for cell, right in zip(row, features, strict=True)]
             vector[i] = vector[i] * keep + scaled * value
+
+
+def _value(coefficients: Sequence[float], features: Sequence[float]) -> float:
+    value: float = sum(map(mul, coefficients, features))
+    return value
 
 
 def non_negative(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[float]:
