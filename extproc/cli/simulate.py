@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from extproc.cli.simulate_jobs import run_jobs
-    from extproc.cli.simulate_table import LEGEND, results_table
+    from extproc.cli.simulate_table import LEGEND, knee_lines, results_table
     from extproc.sim.report_html import html_report
     from extproc.sim.results import report_of
 
@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     about = describe(args, jobs[0].settings)
     console.print(results_table(results))
     console.print(LEGEND, style="dim", highlight=False)
+    for line in knee_lines(results, args.knee_ttft_ms):
+        console.print(line, markup=False, highlight=False)
     for policy, reason in skipped.items():
         console.print(f"skipped {policy}: {reason}", markup=False)
     if args.json is not None:

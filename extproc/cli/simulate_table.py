@@ -1,11 +1,11 @@
 """The table that `warmroute simulate` prints."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from extproc.sim.results import Result
+from extproc.sim.results import Result, knees, load_name
 
 _LOADS = ("rate", "concurrency")
 _COLUMNS: tuple[tuple[str, Callable[[Result], Any], str], ...] = (
@@ -39,6 +39,15 @@ def results_table(results: Sequence[Result]) -> Table:
         cells += [_shown(value(result), unit) for _, value, unit in _COLUMNS]
         table.add_row(result["policy"], *cells)
     return table
+
+
+def knee_lines(results: Sequence[Result], knee_ttft_ms: float) -> Iterator[str]:
+    """Up to which load each policy copes, for those that ran under several: what `knees` finds, in words."""
+    for knee in knees(results, knee_ttft_ms):
+        name = load_name(knee)
+        load = None if name is None else knee[name]
+        what = "with none of these loads" if load is None else f"up to {name} {load:g}"
+        yield f"{knee['policy']} copes {what} (TTFT p95 within {knee_ttft_ms:g} ms, nothing failed)"
 
 
 def _shown(value: float | None, unit: str) -> str:

@@ -73,7 +73,7 @@ def test_rising_load_gives_a_result_per_policy_and_load(tmp_path):
     assert [knee["policy"] for knee in report["knees"]] == ["round-robin", "oracle"]
 
 
-def test_the_knee_is_searched(tmp_path):
+def test_the_knee_is_searched_and_said(tmp_path, capsys):
     arguments = ("--policies", "round-robin", "--rate", "1", "--knee", "--knee-ttft-ms", "1500")
     assert main([*QUICK, *arguments, "--json", str(tmp_path / "a")]) == 0
     report = json.loads((tmp_path / "a").read_text())
@@ -81,6 +81,7 @@ def test_the_knee_is_searched(tmp_path):
     assert len(rates) > 2
     assert rates == sorted(rates)
     assert report["knees"][0]["rate"] in rates
+    assert f"round-robin copes up to rate {report['knees'][0]['rate']:g}" in capsys.readouterr().out
 
 
 def test_what_there_is_is_listed(capsys):
