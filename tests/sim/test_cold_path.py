@@ -1,5 +1,6 @@
 """Floods beside cold requests, and stragglers beside short answers: nobody starves, and length counts."""
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -13,6 +14,8 @@ from extproc.sim.workloads.flood import flood
 from extproc.sim.workloads.history import History, key_of
 
 ENGINE = ENGINE_PRESETS["medium"].engine(16)
+# Reads its context as slowly as an 8B model's on an L4: long generations are felt by those beside them.
+SLOW_READER = replace(ENGINE, time=replace(ENGINE.time, context_ms_per_token=2e-4))
 SEEDS = range(3)
 FROM_S, TO_S, DURATION_S = 5.0, 20.0, 22.0
 
@@ -75,10 +78,10 @@ def stragglers(seed):
 
 
 def decode_cv(policy):
-    """Mean over seeds, after lengths have been seen."""
-    runs = [run(stragglers(seed), policy, seed, warmup_requests=500) for seed in SEEDS]
+    """Mean over seeds, after lengths have been seen: single runs differ by half, as long ones meet or not."""
+    runs = [run(stragglers(seed), policy, seed, engine=SLOW_READER, warmup_requests=500) for seed in range(6)]
     return sum(result_of(policy, each, {})["decode_blocks_cv"] for each in runs) / len(runs)
 
 
 def test_with_learned_lengths_decoding_is_more_even_than_with_counted_requests():
-    assert decode_cv("token-load") < 0.95 * decode_cv("least-load")
+    assert decode_cv("token-load") < 0.85 * decode_cv("least-load")
