@@ -89,7 +89,7 @@ def knees(results: Sequence[Result], knee_ttft_ms: float) -> list[dict[str, Any]
     for policy in dict.fromkeys(r["policy"] for r in results):
         mine = [r for r in results if r["policy"] == policy]
         name = load_name(mine[0])
-        if name is None or len(mine) < 2:
+        if name is None or len({r[name] for r in mine}) < 2:
             continue
         knee: float | None = None
         for result in sorted(mine, key=lambda r: r[name]):

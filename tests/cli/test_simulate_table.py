@@ -42,7 +42,7 @@ def test_up_to_which_load_a_policy_copes_is_said():
     ran = [
         *(result("a", rate=rate, **times) for rate, times in ((1.0, good), (2.5, good), (5.0, bad))),
         *(result("b", rate=rate, **bad) for rate in (1.0, 2.5)),
-        result("c", rate=1.0, **good),
+        *(result("c", rate=1.0, routers=routers, **good) for routers in (1, 2)),
     ]
     assert list(knee_lines(ran, 2000.0)) == [
         "a copes up to rate 2.5 (TTFT p95 within 2000 ms, nothing failed)",

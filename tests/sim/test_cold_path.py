@@ -14,7 +14,7 @@ from extproc.sim.workloads.flood import flood
 from extproc.sim.workloads.history import History, key_of
 
 ENGINE = ENGINE_PRESETS["medium"].engine(16)
-# Reads its context as slowly as an 8B model's on an L4: long generations are felt by those beside them.
+# Reads its context slower than an 8B model on an A100 and faster than on an L4: long ones are felt.
 SLOW_READER = replace(ENGINE, time=replace(ENGINE.time, context_ms_per_token=2e-4))
 SEEDS = range(3)
 FROM_S, TO_S, DURATION_S = 5.0, 20.0, 22.0
